@@ -116,7 +116,8 @@ impl Daemon {
             let ended = daemon.child.try_wait().expect("a child").is_some();
             let log = std::fs::read_to_string(&path).unwrap_or_default();
             let address = log.lines().find_map(|line| line.split_once("admin on http://127.0.0.1:"));
-            let address = address.map(|(_, port)| format!("127.0.0.1:{}", port.trim()));
+            let port = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().map(str::to_owned);
+            let address = address.and_then(|(_, rest)| Some(format!("127.0.0.1:{}", port(rest)?)));
             assert!(address.is_some() || !ended, "{program} has ended:\n{log}");
             address
         });

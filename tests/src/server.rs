@@ -312,7 +312,10 @@ impl Server {
             let has_printed = || {
                 is_early
                     || self.flavour == Flavour::Memcached
-                    || self.log().lines().any(|line| line.starts_with("memory: "))
+                    || self
+                        .log()
+                        .lines()
+                        .any(|line| line.starts_with("memory: ") || line.contains("\"message\":\"memory: "))
             };
             let listens = || match &self.address {
                 Address::Tcp(address) | Address::Tls(address, _) => {

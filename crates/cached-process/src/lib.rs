@@ -8,7 +8,7 @@
 //! | `signals` | the signals that shut the process down or reload the configuration |
 //! | `exit` | the exit statuses, and failures with one |
 //! | `reload` | the differences between two configurations, and which of them can be applied at run time |
-//! | `lifecycle` | the shutdown request, the first panic of any thread, and notifications of the service manager |
+//! | `lifecycle` | the first log line, the shutdown request, the first panic of any thread, and notifications of the service manager |
 #![warn(missing_debug_implementations)]
 
 pub mod files;
@@ -21,4 +21,4 @@ mod exit;
 mod lifecycle;
 
 pub use exit::{Exit, Failure};
-pub use lifecycle::{Drain, first_panic, notify, panicked, watch_panics};
+pub use lifecycle::{Drain, first_panic, log_start, notify, panicked, watch_panics};

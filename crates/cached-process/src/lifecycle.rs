@@ -1,9 +1,13 @@
-//! The life of the process: the shutdown request, panics, and notifications of the service manager.
+//! The life of the process: its first log line, the shutdown request, panics, and notifications of
+//! the service manager.
 
+use crate::log::{Format, print_panic};
+use crate::reload::keys;
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::{io, panic};
 use tokio::sync::{Notify, SetOnce};
@@ -37,23 +41,37 @@ impl Drain {
     }
 }
 
+/// Logs that a program starts: its version, and the path and text of its configuration file, if it
+/// has one, with the number of keys that the file sets.
+pub fn log_start(program: &str, version: &str, file: Option<(&Path, &str)>) {
+    let config = file.map(|(path, _)| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+    let config = config.as_deref().map(|path| tracing::field::display(path.display()));
+    // A table that is repeated counts once.
+    let keys = file.and_then(|(_, text)| text.parse().ok()).map(|table| keys(&table).len());
+    tracing::info!(version, config, keys, "{program} starts");
+}
+
 static FIRST_PANIC: OnceLock<String> = OnceLock::new();
 static PANICKED: Notify = Notify::const_new();
 
-/// Starts recording panics of all threads: each is printed as usual, the first is recorded, and
-/// `main` is notified that the process has to shut down. A process without some of its threads
-/// cannot serve correctly, and its acknowledged data are safer in the store than in memory. Call it
-/// once per process.
+/// Starts recording panics of all threads: each is printed, as usual or as a line of a JSON log; the
+/// first is recorded, and `main` is notified that the process has to shut down. A process without
+/// some of its threads cannot serve correctly, and its acknowledged data are safer in the store than
+/// in memory. Call it once per process.
 pub fn watch_panics() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        usual(info);
         let thread = std::thread::current();
         let thread = thread.name().unwrap_or("a thread without a name");
         let reason = info.payload_as_str().unwrap_or("no reason is given");
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
+        let line = format!("thread {thread} has panicked{place}: {reason}");
+        match Format::outside() {
+            Format::Text => usual(info),
+            Format::Json => print_panic(line.clone()),
+        }
         // The first panic is the cause of later ones.
-        let _ = FIRST_PANIC.set(format!("thread {thread} has panicked{place}: {reason}"));
+        let _ = FIRST_PANIC.set(line);
         PANICKED.notify_one();
     }));
 }

@@ -4,6 +4,7 @@
 //! They are blocked from the start and read from a descriptor, so that an early signal is neither
 //! lost nor fatal.
 
+use crate::log::{Level, print_err};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use tokio::io::unix::AsyncFd;
@@ -127,7 +128,7 @@ fn is_end(requested: Requested, during: &str) -> bool {
 fn requested_by(signal: i32) -> Option<Requested> {
     if signal == libc::SIGUSR1 {
         // memcached's message, printed at every log level.
-        eprintln!("Gracefully stopping");
+        print_err(Level::Info, module_path!(), "Gracefully stopping");
     }
     let (_, name, requested) = HANDLED.iter().find(|(handled, ..)| *handled == signal)?;
     if *requested == Requested::End {

@@ -6,10 +6,10 @@ use cached_memcached::{
     Logging, MemoryFileStart, ObjectHandOver, PreparedServer, Program, ServeError, Server, TakeOver,
     TakingOver, Upgrader, raise_descriptor_limit,
 };
-use cached_process::log::Log;
+use cached_process::log::{Format, Level, Log, print_err, print_out};
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
-use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked, watch_panics};
+use cached_process::{Drain, Exit, Failure, first_panic, log_start, memory, panicked, watch_panics};
 use cached_server::cli::{self, Request};
 use cached_server::config::{AdminTable, Loaded, TracingTable};
 use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
@@ -38,13 +38,14 @@ fn main() -> ExitCode {
         return code;
     }
     memory::configure_allocator();
+    watch_panics();
     let parent = Cell::new(None);
     match run(&parent) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             match parent.take() {
                 Some(parent) => parent.failed(&failure),
-                None => eprintln!("{failure}"),
+                None => print_err(Level::Error, module_path!(), &failure.to_string()),
             }
             failure.exit().into()
         }
@@ -111,7 +112,7 @@ fn serve(
     }
     let log = Log::install(settings.log);
     let logging = Logging::over(log.clone(), settings.log.level, settings.verbosity);
-    watch_panics();
+    log_start("cached", env!("CARGO_PKG_VERSION"), config.path.as_deref().zip(config.text.as_deref()));
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
     secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if tls.as_ref().is_some_and(|tls| settings.refuses_all_clients(tls)) {
@@ -430,7 +431,8 @@ fn announce(
         .collect();
     let all = all.join(", ");
     let _ = writeln!(text, " on {all}");
-    if let Some(first) = addresses.first() {
+    // For people only.
+    if let Some(first) = addresses.first().filter(|_| Format::outside() == Format::Text) {
         let host = if first.ip().is_unspecified() { "localhost".into() } else { first.ip().to_string() };
         let command = r"printf 'set greeting 0 0 5\r\nhello\r\nget greeting\r\nquit\r\n'";
         let _ = match server.has_tls() {
@@ -469,7 +471,6 @@ fn announce(
     }
     let _ = writeln!(text, "memory: {limits}");
     memory::set_bytes_max(limits.sum() as u64);
-    // Fails if standard output is closed, which is no reason to stop.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    print_out(module_path!(), &text);
     all
 }

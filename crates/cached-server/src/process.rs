@@ -2,6 +2,7 @@
 //! passes to it.
 
 use cached_process::files::write_whole;
+use cached_process::log::{Level, print_err};
 use cached_process::{Exit, Failure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{self, File};
@@ -165,7 +166,7 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
     let _ = told.read_to_end(&mut words);
     if let Some((status, line)) = words.split_first() {
         if *status != 0 {
-            eprintln!("{}", String::from_utf8_lossy(line));
+            print_err(Level::Error, module_path!(), &String::from_utf8_lossy(line));
         }
         return i32::from(*status);
     }

@@ -12,7 +12,7 @@ use blocker::{Durability, Memory, NamespaceKey};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
     BackendTable, ConfigError, DrainTimes, HttpTable, InsightTable, Listening, ObjectsTable, Secrets,
-    SynapseTable, check_addresses, invalid, parse_config, read_config, secret_warning,
+    SynapseTable, check_addresses, invalid, parse_config, secret_warning,
 };
 use cached_core::object::ObjectCache;
 use cached_process::log::LogTable;
@@ -71,20 +71,11 @@ fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D
 }
 
 impl Config {
-    /// Reads a file, and checks everything that can be checked without opening the backend or a
-    /// socket. Also returns the text.
+    /// Parses the text of a file, and checks everything that can be checked without opening the
+    /// backend or a socket; `path` is used in errors.
     ///
     /// # Errors
     /// One line: the mistake, its position, and the valid values.
-    pub(crate) fn read(path: &Path) -> Result<(Self, String), ConfigError> {
-        let text = read_config(path)?;
-        Ok((Self::parse(path, &text)?, text))
-    }
-
-    /// Parses and checks the text of a file; `path` is used in errors.
-    ///
-    /// # Errors
-    /// As for [`Self::read`].
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = parse_config(path, text)?;
         config.check().map_err(|error| error.in_file(path))?;

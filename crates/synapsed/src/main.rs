@@ -13,9 +13,10 @@ mod serve;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use cached_process::log::Log;
+use cached_config::read_config;
+use cached_process::log::{Format, Level, Log, print_err};
 use cached_process::signals::Signals;
-use cached_process::{Exit, Failure, memory, watch_panics};
+use cached_process::{Exit, Failure, log_start, memory, watch_panics};
 use clap::{CommandFactory, Parser};
 
 use config::Config;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         return code;
     }
     memory::configure_allocator();
+    watch_panics();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(text) => {
@@ -54,7 +56,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("synapsed: {failure}");
+            print_err(Level::Error, module_path!(), &format!("synapsed: {failure}"));
             failure.exit().into()
         }
     }
@@ -62,7 +64,12 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = &arguments.config;
-    let (config, text) = Config::read(path)?;
+    let text = read_config(path)?;
+    // A check and its outcome are for people, whatever the format of a server's log.
+    if !arguments.check_config && !arguments.print_config {
+        Format::of_file(&text).use_outside();
+    }
+    let config = Config::parse(path, &text)?;
     if arguments.print_config {
         print!("{}", config.effective());
         return Ok(());
@@ -75,6 +82,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let signals = Signals::take_over().map_err(|error| Failure::new(Exit::Trouble, error))?;
     let log = Log::install(config.log);
-    watch_panics();
+    log_start("synapsed", env!("CARGO_PKG_VERSION"), Some((path, &text)));
     serve::run((&config, &text), loaded, path, &signals, &log)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blocker::trace::Tracer;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit};
+use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit, read_config};
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Program, Source};
 use parking_lot::Mutex;
@@ -48,7 +48,8 @@ pub(crate) fn source(config: &Config, path: &Path, text: &str) -> Result<Source,
 
 impl Program for Synapsed {
     fn read(&self) -> Result<Source, String> {
-        let (config, text) = Config::read(&self.path).map_err(|error| error.to_string())?;
+        let text = read_config(&self.path).map_err(|error| error.to_string())?;
+        let config = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
         source(&config, &self.path, &text)
     }
 

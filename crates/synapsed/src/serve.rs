@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use cached_config::{
 };
 use cached_core::insight::Sampling;
 use cached_core::object::{ObjectCache, OpenJournal};
-use cached_process::log::Log;
+use cached_process::log::{Level, Log, print_err, print_out};
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
 use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked};
@@ -252,7 +252,7 @@ pub(crate) fn run(
                 };
                 let failure = not_stored(line);
                 // Exits without waiting for threads, because these may be what blocks the shutdown.
-                eprintln!("synapsed: {failure}");
+                print_err(Level::Error, module_path!(), &format!("synapsed: {failure}"));
                 std::process::exit(i32::from(failure.exit().status()));
             }
         }
@@ -357,18 +357,14 @@ fn announce(
     http: Option<&HttpListener>,
     admin: Option<&AdminServer>,
 ) {
-    let mut out = io::stdout().lock();
-    for address in bound {
-        // The daemon also serves if standard output is closed.
-        let cache = if config.objects.is_some() { "a cache over " } else { "" };
-        let _ = writeln!(out, "synapsed: {cache}{} at {address}", config.backend);
-    }
-    for url in http.map(|http| http.server.urls()).unwrap_or_default() {
-        let _ = writeln!(out, "synapsed: objects over HTTP on {url}");
-    }
-    for url in admin.map(AdminServer::urls).unwrap_or_default() {
-        let _ = writeln!(out, "synapsed: admin on {url}");
-    }
+    let cache = if config.objects.is_some() { "a cache over " } else { "" };
+    let listeners =
+        bound.iter().map(|address| format!("synapsed: {cache}{} at {address}\n", config.backend));
+    let http = http.map(|http| http.server.urls()).unwrap_or_default();
+    let http = http.iter().map(|url| format!("synapsed: objects over HTTP on {url}\n"));
+    let admin = admin.map(AdminServer::urls).unwrap_or_default();
+    let admin = admin.iter().map(|url| format!("synapsed: admin on {url}\n"));
+    print_out(module_path!(), &listeners.chain(http).chain(admin).collect::<String>());
     memory::set_bytes_max(memory_bytes_max);
     let mib = memory_bytes_max >> 20;
     tracing::info!(

@@ -23,6 +23,7 @@ mod journal_start;
 mod kill9;
 mod kubernetes;
 mod limits;
+mod log;
 mod manual;
 mod memory;
 mod module_circles;

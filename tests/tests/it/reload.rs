@@ -389,45 +389,6 @@ fn the_listeners_close_after_the_delay() {
     assert!(server.log().contains("stopping"), "{}", server.log());
 }
 
-#[test]
-fn every_line_of_a_json_log_is_an_object() {
-    if !is_cached() {
-        return;
-    }
-    let file = File::new("[log]\nformat = \"json\"\nlevel = \"debug\"\n[memcached]\nconnections_max = 2\n");
-    let mut server = file.start("");
-    // The harness also connects, to find out whether the server listens.
-    let conns: Vec<_> = (0..3).map(|_| server.connect()).collect();
-    until_logged(&server, "connection refused: too many open connections");
-    drop(conns);
-    file.reload(
-        &server,
-        "[log]\nformat = \"json\"\nlevel = \"debug\"\n[memcached]\nconnections_max = 3\nwrong\n=1",
-    );
-    until_logged(&server, "is refused");
-    server.signal(libc::SIGTERM);
-    assert!(server.wait_exit().success());
-    let log = server.log();
-    let mut messages = Vec::new();
-    for line in log.lines() {
-        // The content of standard output, which is the same file here.
-        if ["cached serves", "try: ", "memory: "].iter().any(|start| line.starts_with(start)) {
-            continue;
-        }
-        let object: serde_json::Value =
-            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
-        for key in ["id", "time", "level", "target", "message"] {
-            assert!(object.get(key).is_some(), "{key} is missing in {line}");
-        }
-        messages.push((object["message"].as_str().expect("text").to_owned(), object));
-    }
-    let (_, refused) =
-        messages.iter().find(|(message, _)| message.starts_with("connection refused")).expect("refused");
-    assert_eq!((refused["level"].as_str(), refused["connections_max"].as_u64()), (Some("warn"), Some(2)));
-    assert!(refused["peer"].as_str().expect("a peer").starts_with("127.0.0.1:"), "{refused}");
-    assert!(messages.iter().any(|(message, _)| message.contains("a signal requests the end")));
-}
-
 /// Sends one request to an admin listener; returns the status and the body.
 fn ask_admin(address: &str, request: &str, token: Option<&str>) -> (u16, String) {
     use std::io::{Read, Write};

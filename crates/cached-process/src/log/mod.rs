@@ -11,11 +11,15 @@
 //! |---|---|
 //! | `record` | an event as it is written: text, JSON |
 //! | `lines` | receiving events; suppressing lines; keeping the last lines |
+//! | `outside` | lines before and beside the log, in its format |
 
 mod lines;
+mod outside;
 mod record;
 
 pub use lines::{LINES_MAX, TAIL_BYTES_MAX, TAIL_LINES, WINDOW};
+pub(crate) use outside::print_panic;
+pub use outside::{print_err, print_out};
 pub use record::{Record, Value};
 
 use lines::Lines;
@@ -101,6 +105,7 @@ impl Log {
     /// # Panics
     /// If the process has a log subscriber already.
     pub fn install(table: LogTable) -> Log {
+        table.format.use_outside();
         let lines = Arc::new(Lines::new(table));
         let (filter, handle) = reload::Layer::new(table.level.filter());
         tracing_subscriber::registry().with(lines::Handle(lines.clone()).with_filter(filter)).init();
@@ -113,6 +118,7 @@ impl Log {
 
     /// Sets the level and the format.
     pub fn set(&self, table: LogTable) {
+        table.format.use_outside();
         *self.lines.table.lock() = table;
         (self.set_level)(table.level);
     }

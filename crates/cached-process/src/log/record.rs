@@ -14,8 +14,8 @@ const TEXT_BYTES_MAX: usize = 4096;
 /// One line of the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// The number of the line since the start, from 1. The numbers of kept lines are ascending,
-    /// with gaps.
+    /// The number of the line since the start, from 1; 0 for a line outside the log. The numbers of
+    /// kept lines are ascending, with gaps.
     pub id: u64,
     /// The time in UTC, in the format of RFC 3339, to the microsecond.
     pub time: String,

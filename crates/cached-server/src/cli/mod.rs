@@ -21,6 +21,7 @@ pub use help::{command, help_text, license_text, version_text};
 
 use crate::config::{Config, File};
 use cached_config::read_config;
+use cached_process::log::Format;
 use cached_process::{Exit, Failure};
 use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
@@ -242,8 +243,9 @@ pub enum Request {
 }
 
 /// Reads the command line; `arguments` has the program's name first. Reads the file that `--config`
-/// names, too. If `file`, the path and text of that file, is given, reads nothing: the process may
-/// have left the directory in which it was started.
+/// names, too; its log format applies to the lines of this process from then on. If `file`, the path
+/// and text of that file, is given, reads nothing: the process may have left the directory in which
+/// it was started.
 ///
 /// # Errors
 /// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status
@@ -283,6 +285,7 @@ impl Cli {
             return Ok(Request::Print(version_text()));
         }
         let path = self.config.clone();
+        let is_start = text.is_none();
         let (check, print) = (self.check_config, self.print_config);
         let file = match &path {
             Some(path) => {
@@ -290,6 +293,10 @@ impl Cli {
                     Some(text) => text,
                     absent => absent.insert(read_config(path)?),
                 };
+                // A check and its outcome are for people, whatever the format of a server's log.
+                if !check && !print && is_start {
+                    Format::of_file(text).use_outside();
+                }
                 Some(File::parse(path, text)?)
             }
             None => None,
