@@ -4,8 +4,10 @@
 use cached_tests::outside;
 use cached_tests::program::{Program, repository};
 use cached_tests::server::START_STOP_DEADLINE;
+use cached_tests::tls::Certificates;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -19,14 +21,22 @@ const EVERYTHING: &str = r#"
 replicas: 3
 image: {repository: registry.example/cached, tag: "1"}
 imagePullSecrets: [{name: registry}]
-memcached: {port: 21211, memoryMiB: 4096, threads: 4, connectionsMax: 20000, itemMiBMax: 8, config: {eviction_policy: lru, idle_timeout_secs: 60}}
-objects: {enabled: true, memoryMiB: 2048, countMax: 200000, config: {write: back, writer: cache, dirty_bytes_max: 512 MiB}, journal: {directory: /var/lib/cached/journal, limit_bytes: 2 GiB, direct: false}, backend: {kind: file, path: /var/lib/cached/store}, namespaces: [{name: scratch, write: through}]}
+memcached: {port: 21211, memoryMiB: 4096, threads: 4, connectionsMax: 20000, itemMiBMax: 8, tls: {secretName: cert, clientCertificates: request}, usersSecretName: users, config: {eviction_policy: lru, idle_timeout_secs: 60}}
+objects: {enabled: true, memoryMiB: 2048, countMax: 200000, config: {write: back, dirty_bytes_max: 512 MiB}, journal: {enabled: true, size: 20Gi, storageClassName: fast, config: {limit_bytes: 2 GiB, direct: false}}, backend: {kind: file, path: /var/lib/cached/store}, namespaces: [{name: scratch, write: through}]}
 synapse: {enabled: true, secretName: synapse, config: {threads: 2}}
-admin: {secretName: admin}
+volumes: {enabled: true, config: {prefix: disks}}
+nbd: {enabled: true, tls: {secretName: nbd-cert}, connectionsMax: 100, config: {threads: 2}}
+s3: {enabled: true, upstream: "http://gateway:7480", headsMiB: 128, connectionsMax: 2000, keysSecretName: keys, upstreamAccessKey: cached, upstreamSecretName: s3, tls: {secretName: s3-cert}, buckets: [{name: media, fresh_secs: 60}], config: {domains: [s3.example.com], access_log: "-"}}
+admin: {secretName: admin, tls: {secretName: admin-cert}}
+log: {level: warn, format: json}
+extraConfig: |
+  [insight]
+  slow_request_ms = 50
+extraSecrets: [ca]
 persistence: {enabled: true, storageClassName: fast}
 resources: {requests: {cpu: "2"}, limits: {cpu: "4"}}
 networkPolicy: {clients: [{podSelector: {matchLabels: {app: web}}}], monitoring: [{namespaceSelector: {matchLabels: {name: monitoring}}}]}
-podMonitor: {enabled: true, labels: {release: prometheus}}
+podMonitor: {enabled: true, labels: {release: prometheus}, tlsConfig: {insecureSkipVerify: true}}
 prometheusRule: {enabled: true, labels: {release: prometheus}}
 dashboard: {enabled: true}
 serviceAccount: {annotations: {note: "1"}}
@@ -37,6 +47,12 @@ tolerations: [{key: cache, operator: Exists}]
 priorityClassName: high
 topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app.kubernetes.io/name: cached}}}]
 "#;
+/// Values for stores that are elsewhere, whose credentials are in a Secret.
+const STORES: [&str; 3] = [
+    "objects: {enabled: true, backend: {kind: rados, pool: cached, user: cached}, backendSecretName: ceph}",
+    "objects: {enabled: true, backend: {kind: s3, bucket: cached, endpoint: \"https://s3.example\"}, backendSecretName: s3}",
+    "objects: {enabled: true, backend: {kind: synapse, address: \"node1:11311\"}, backendSecretName: node}",
+];
 /// Values that yield the fewest manifests.
 const NOTHING: &str = "{podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, preStopSleepSecs: 0, serviceAccount: {name: default}, admin: {secretName: admin}}";
 
@@ -122,9 +138,24 @@ fn wrong_values_are_refused() {
         ("memcached: {memoryMib: 5}", "memoryMib"),
         ("memcached: {memoryMiB: 64 MiB}", "memoryMiB"),
         ("memcached: {config: {a: {b: 1}}}", "config"),
+        ("{volumes: {enabled: true}}", "volumes.enabled needs objects.enabled"),
+        ("{objects: {enabled: true}}", "objects.backend.kind file needs persistence.enabled"),
+        ("{nbd: {enabled: true}}", "nbd.enabled needs volumes.enabled"),
+        (
+            "{persistence: {enabled: true}, objects: {enabled: true}, volumes: {enabled: true}, nbd: {enabled: true}}",
+            "nbd.enabled needs nbd.tls.secretName",
+        ),
+        ("{s3: {enabled: true}}", "s3.enabled needs s3.upstream"),
+        ("{s3: {upstreamAccessKey: a}}", "s3.upstreamAccessKey and s3.upstreamSecretName need each other"),
+        ("{objects: {journal: {enabled: true}}}", "objects.journal.enabled needs objects.enabled"),
+        ("{objects: {journal: {directory: /journal}}}", "directory"),
+        ("{objects: {backend: {kind: tape}}}", "kind"),
+        ("{s3: {tls: {secret: cert}}}", "secret"),
+        ("{nbd: {tls: {clientCertificates: maybe}}}", "clientCertificates"),
     ] {
         let refused = template(&helm, values).expect_err(values);
-        assert!(refused.contains(expected), "{values}: {refused}");
+        let lines = refused.lines().filter(|line| line.contains(expected));
+        assert_eq!(lines.count(), 1, "{values}: {refused}");
     }
 }
 
@@ -136,7 +167,7 @@ fn manifests_are_valid() {
         Ok(validator) => validator,
         Err(why) => return outside::skip("manifests_are_valid", &why),
     };
-    for values in ["{}", EVERYTHING, NOTHING] {
+    for values in ["{}", EVERYTHING, NOTHING, STORES[0]] {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
         // Kubernetes has no schemas for the Prometheus operator's kinds.
         let own: Vec<&str> =
@@ -169,40 +200,116 @@ fn the_plain_manifests_are_those_of_the_chart() {
     assert_eq!(committed.len(), made.len(), "{} is complete", path.display());
 }
 
-/// `cached` starts with the pod's configuration, and its maximum memory is below the pod's limit.
+/// Creates the files of all Secrets in a directory, as Kubernetes mounts them in `/run/secrets`.
+fn secrets(dir: &Path) {
+    let certificates = Certificates::shared();
+    let read = |name: &str| fs::read_to_string(certificates.path(name)).expect(name);
+    let (chain, key, ca) = (read("server.pem"), read("server.key"), read("ca.pem"));
+    let token = "0123456789abcdef0123456789abcdef";
+    let keys = format!("[[keys]]\naccess_key = \"reports\"\nsecret_key = \"{token}\"\nread = [\"*\"]\n");
+    let mut files = vec![
+        ("admin/token", token),
+        ("synapse/secret", token),
+        ("users/users", "app:secret\n"),
+        ("s3-keys/keys.toml", &keys),
+        ("s3-upstream/secret", token),
+        ("backend/ceph.conf", "[global]\n"),
+        ("backend/keyring", "[client.cached]\n"),
+        ("backend/credentials", "[default]\naws_access_key_id = a\naws_secret_access_key = b\n"),
+        ("backend/secret", token),
+    ];
+    let tables = ["memcached", "admin", "nbd", "s3"].map(|table| format!("{table}-tls"));
+    let names: Vec<(String, &str)> = tables
+        .iter()
+        .flat_map(|table| {
+            [("tls.crt", &chain), ("tls.key", &key), ("ca.crt", &ca)].map(|(name, text)| (table, name, text))
+        })
+        .map(|(table, name, text)| (format!("{table}/{name}"), text.as_str()))
+        .collect();
+    files.extend(names.iter().map(|(name, text)| (name.as_str(), *text)));
+    for (name, text) in files {
+        let path = dir.join("run/secrets/cached").join(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+        fs::write(&path, text).expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o440)).expect("permissions");
+    }
+}
+
+/// Writes the pod's configuration to a file, for this machine: with free ports, and with the pod's
+/// directories in `dir`. Each file that the configuration names is in a mounted Secret.
+fn local(manifests: &str, dir: &Path) -> PathBuf {
+    let text = configuration(manifests);
+    assert!(text.contains("[memcached]") && text.contains("[admin]"), "{text}");
+    let mounts = manifests.lines().filter_map(|line| line.trim().strip_prefix("mountPath: "));
+    let mounts: Vec<String> = mounts.map(|path| format!("\"{path}/")).collect();
+    for line in text.lines().filter(|line| line.contains("\"/run/secrets/")) {
+        assert!(mounts.iter().any(|mount| line.contains(mount)), "{line}: mounted are {mounts:?}");
+    }
+    for (path, line) in [("/var/lib/cached\n", "path = "), ("/var/lib/cached-journal\n", "directory = ")] {
+        let is_used = text.lines().any(|found| found.starts_with(line));
+        assert!(!is_used || manifests.contains(&format!("mountPath: {path}")), "{path} is not mounted");
+    }
+    let place = |path: &str| format!("\"{}{path}", dir.display());
+    let own = |line: &str| match line.split_once(" = ") {
+        Some(("listen", _)) => "listen = [\"127.0.0.1:0\"]".to_owned(),
+        _ => line.replace("\"/run/", &place("/run/")).replace("\"/var/", &place("/var/")),
+    };
+    let text: String = text.lines().map(|line| own(line) + "\n").collect();
+    let file = dir.join("cached.toml");
+    fs::write(&file, text).expect("a file");
+    file
+}
+
+/// `cached` accepts the pod's configuration and starts with it, and its maximum memory is below the
+/// pod's limit.
 #[test]
 #[ignore = "long: kubernetes, by helm"]
 fn the_configuration_is_accepted_and_fits_into_the_limit() {
     let test = "the_configuration_is_accepted_and_fits_into_the_limit";
     let Some(helm) = helm(test) else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let secret = dir.path().join("secret");
-    fs::write(&secret, "0123456789abcdef0123456789abcdef").expect("a file");
-    for values in ["{}", "memcached: {memoryMiB: 64, connectionsMax: 100}", EVERYTHING] {
+    let dir = dir.path();
+    secrets(dir);
+    fs::create_dir_all(dir.join("var/lib/cached")).expect("a directory");
+    let started = ["{}", "memcached: {memoryMiB: 64, connectionsMax: 100}", EVERYTHING];
+    for values in started.iter().chain(&STORES) {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
-        // On this machine: free ports, and files that exist.
-        let text: String = configuration(&manifests)
-            .lines()
-            .map(|line| match line.split_once(" = ") {
-                Some(("listen", value)) if value.starts_with('[') => {
-                    "listen = [\"127.0.0.1:0\"]\n".to_owned()
-                }
-                Some(("listen", _)) => "listen = \"127.0.0.1:0\"\n".to_owned(),
-                Some((key @ ("secret_file" | "token_file"), _)) => format!("{key} = {:?}\n", secret),
-                Some(("directory", _)) => format!("directory = {:?}\n", dir.path().join("journal")),
-                Some(("path", _)) => format!("path = {:?}\n", dir.path().join("store")),
-                _ => format!("{line}\n"),
-            })
-            .collect();
-        assert!(text.contains("[memcached]") && text.contains("[admin]"), "{text}");
-        let file = dir.path().join("cached.toml");
-        fs::write(&file, &text).expect("a file");
+        let file = local(&manifests, dir);
+        let mut check = Command::new(&Program::under_test().path);
+        let output = outside::run(check.arg("--check-config").arg("--config").arg(&file), DEADLINE);
+        assert!(output.status.success(), "{values}: {}", outside::text(&output));
+        if !started.contains(values) {
+            continue;
+        }
         let taken = memory_at_most(&file);
         let limit = limit(&manifests);
         // 32 MiB for the process, and at most a quarter above the necessary limit.
         assert!(taken + 32 <= limit, "{values}: {taken} MiB at most and 32 MiB, the limit is {limit} MiB");
         assert!(limit <= (taken + 32) * 5 / 4, "{values}: {taken} MiB at most, the limit is {limit} MiB");
     }
+}
+
+/// The commands of docs/operations/run.md have values that the chart knows.
+#[test]
+#[ignore = "long: kubernetes, by helm"]
+fn the_documented_commands_are_possible() {
+    let Some(helm) = helm("the_documented_commands_are_possible") else { return };
+    let page = fs::read_to_string(repository().join("docs/operations/run.md")).expect("a page");
+    let page = page.replace("\\\n", "");
+    let commands = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("helm install ").or_else(|| line.strip_prefix("helm upgrade ")));
+    let mut count = 0;
+    for words in commands {
+        let mut command = Command::new(&helm);
+        // These values are those of the installation.
+        let words = words.split_whitespace().filter(|word| *word != "--reuse-values");
+        command.arg("template").args(words).args(["--kube-version", KUBERNETES]).current_dir(repository());
+        let output = outside::run(&mut command, DEADLINE);
+        assert!(output.status.success(), "{command:?}: {}", outside::text(&output));
+        count += 1;
+    }
+    assert_eq!(count, 2);
 }
 
 /// Starts the server, reads the maximum of its memory, in MiB, from its first lines, and ends it.
@@ -213,7 +320,8 @@ fn memory_at_most(config: &Path) -> u64 {
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     // If the server does not start, the loop ends at the end of the output.
     let found = lines.map_while(Result::ok).find_map(|line| {
-        let rest = line.strip_prefix("memory: ")?;
+        // As text, or in an object.
+        let (_, rest) = line.split_once("memory: ")?;
         rest.split(' ').next()?.parse().ok()
     });
     let pid = child.id() as libc::pid_t;

@@ -65,7 +65,7 @@ fn every_line_of_a_json_log_is_an_object() {
     let mut server = Server::start(&format!("--config={path}"));
     // The harness also connects, to find out whether the server listens.
     let conns: Vec<_> = (0..3).map(|_| server.connect()).collect();
-    until_logged(&server, "connection refused: too many are open");
+    until_logged(&server, "connection refused: too many open connections");
     drop(conns);
     std::fs::write(&path, format!("{text}wrong\n=1")).expect("a configuration");
     server.signal(libc::SIGHUP);

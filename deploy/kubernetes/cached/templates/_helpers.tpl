@@ -30,19 +30,95 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
+{{/* A TLS table; its files are in a Secret. */}}
+{{- define "cached.tls" -}}
+{{- if .tls.secretName }}
+
+[{{ .table }}.tls]
+chain_file = "/run/secrets/cached/{{ .table }}-tls/tls.crt"
+key_file = "/run/secrets/cached/{{ .table }}-tls/tls.key"
+{{- if ne (.tls.clientCertificates | default "none") "none" }}
+client_certificates = {{ .tls.clientCertificates | quote }}
+ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The mounted Secrets, as a JSON list of a name in the pod, the Secret, and the path. */}}
+{{- define "cached.secrets" -}}
+{{- $all := list -}}
+{{- range list
+    (list "admin" (include "cached.adminSecret" .) true)
+    (list "admin-tls" .Values.admin.tls.secretName true)
+    (list "memcached-tls" .Values.memcached.tls.secretName true)
+    (list "users" .Values.memcached.usersSecretName true)
+    (list "backend" .Values.objects.backendSecretName .Values.objects.enabled)
+    (list "synapse" .Values.synapse.secretName .Values.synapse.enabled)
+    (list "nbd-tls" .Values.nbd.tls.secretName .Values.nbd.enabled)
+    (list "s3-tls" .Values.s3.tls.secretName .Values.s3.enabled)
+    (list "s3-keys" .Values.s3.keysSecretName .Values.s3.enabled)
+    (list "s3-upstream" .Values.s3.upstreamSecretName .Values.s3.enabled) -}}
+{{- $name := index . 0 -}}
+{{- if and (index . 1) (index . 2) -}}
+{{- $all = append $all (dict "name" $name "secret" (index . 1) "path" (printf "/run/secrets/cached/%s" $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $index, $secret := .Values.extraSecrets -}}
+{{- $name := printf "extra-%d" $index -}}
+{{- $all = append $all (dict "name" $name "secret" $secret "path" (printf "/run/secrets/extra/%s" $secret)) -}}
+{{- end -}}
+{{- $all | toJson -}}
+{{- end -}}
+
+{{/* Refuses values that contradict each other. */}}
+{{- define "cached.check" -}}
+{{- $objects := .Values.objects -}}
+{{- $nbd := .Values.nbd -}}
+{{- $s3 := .Values.s3 -}}
+{{- if and .Values.synapse.enabled (not $objects.enabled) }}{{ fail "synapse.enabled needs objects.enabled" }}{{ end -}}
+{{- if and .Values.synapse.enabled (not .Values.synapse.secretName) }}{{ fail "synapse.enabled needs synapse.secretName" }}{{ end -}}
+{{- if and .Values.volumes.enabled (not $objects.enabled) }}{{ fail "volumes.enabled needs objects.enabled" }}{{ end -}}
+{{- if and $nbd.enabled (not .Values.volumes.enabled) }}{{ fail "nbd.enabled needs volumes.enabled" }}{{ end -}}
+{{- if and $nbd.enabled (not $nbd.config.allow_exposed) (or (not $nbd.tls.secretName) (ne $nbd.tls.clientCertificates "require")) -}}
+{{- fail "nbd.enabled needs nbd.tls.secretName with nbd.tls.clientCertificates require, or allow_exposed in nbd.config" -}}
+{{- end -}}
+{{- if and $objects.enabled (eq $objects.backend.kind "file") (not .Values.persistence.enabled) -}}
+{{- fail "objects.backend.kind file needs persistence.enabled" -}}
+{{- end -}}
+{{- if and $objects.backendSecretName (not (has $objects.backend.kind (list "rados" "s3" "synapse"))) -}}
+{{- fail (printf "objects.backendSecretName is of no use to objects.backend.kind %s" $objects.backend.kind) -}}
+{{- end -}}
+{{- if and $objects.journal.enabled (not $objects.enabled) }}{{ fail "objects.journal.enabled needs objects.enabled" }}{{ end -}}
+{{- if and $s3.enabled (not $s3.upstream) }}{{ fail "s3.enabled needs s3.upstream" }}{{ end -}}
+{{- if ne (empty $s3.upstreamAccessKey) (empty $s3.upstreamSecretName) -}}
+{{- fail "s3.upstreamAccessKey and s3.upstreamSecretName need each other" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* cached.toml */}}
 {{- define "cached.config" -}}
+{{- include "cached.check" . -}}
+[log]
+level = {{ .Values.log.level | quote }}
+format = {{ .Values.log.format | quote }}
+
 [memcached]
 listen = [{{ printf "*:%v" .Values.memcached.port | quote }}]
 memory_bytes_max = {{ printf "%v MiB" .Values.memcached.memoryMiB | quote }}
 item_bytes_max = {{ printf "%v MiB" .Values.memcached.itemMiBMax | quote }}
 threads = {{ .Values.memcached.threads }}
 connections_max = {{ .Values.memcached.connectionsMax }}
+{{- if .Values.memcached.usersSecretName }}
+auth_file = "/run/secrets/cached/users/users"
+sasl_file = "/run/secrets/cached/users/users"
+{{- end }}
 {{- include "cached.keys" .Values.memcached.config }}
+{{- include "cached.tls" (dict "table" "memcached" "tls" .Values.memcached.tls) }}
 
 [admin]
 listen = [{{ printf "0.0.0.0:%v" .Values.admin.port | quote }}]
 token_file = "/run/secrets/cached/admin/token"
+{{- include "cached.tls" (dict "table" "admin" "tls" .Values.admin.tls) }}
 {{- if .Values.objects.enabled }}
 
 [objects]
@@ -50,20 +126,35 @@ memory_bytes_max = {{ printf "%v MiB" .Values.objects.memoryMiB | quote }}
 objects_count_max = {{ .Values.objects.countMax }}
 object_bytes_max = {{ printf "%v MiB" .Values.objects.objectMiBMax | quote }}
 shutdown_flush_secs = {{ .Values.objects.shutdownFlushSecs }}
+{{- if and .Values.objects.journal.enabled (not (hasKey .Values.objects.config "writer")) }}
+writer = "cache"
+{{- end }}
 {{- include "cached.keys" .Values.objects.config }}
 
 [objects.backend]
 {{- include "cached.keys" .Values.objects.backend }}
+{{- $kind := .Values.objects.backend.kind }}
 {{- /* The pod's volume is mounted before the program starts, so an empty volume is a new one. */}}
-{{- if and (eq .Values.objects.backend.kind "file") (not (hasKey .Values.objects.backend "create")) }}
-create = true
+{{- range $key, $value := index (dict "file" (dict "path" "/var/lib/cached" "create" true)) $kind }}
+{{- if not (hasKey $.Values.objects.backend $key) }}
+{{ $key }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
+{{- if .Values.objects.backendSecretName }}
+{{- $files := index (dict "rados" (dict "conf" "ceph.conf" "keyring" "keyring") "s3" (dict "credentials_file" "credentials") "synapse" (dict "secret_file" "secret")) $kind }}
+{{- range $key, $file := $files }}
+{{- if not (hasKey $.Values.objects.backend $key) }}
+{{ $key }} = {{ printf "/run/secrets/cached/backend/%s" $file | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with .Values.objects.journal }}
+{{- if .enabled }}
 
 [objects.journal]
-{{- include "cached.keys" . }}
-{{- if not (hasKey . "create") }}
+directory = "/var/lib/cached-journal"
 create = true
+{{- include "cached.keys" .config }}
 {{- end }}
 {{- end }}
 {{- range .Values.objects.namespaces }}
@@ -82,6 +173,52 @@ payload_pool_bytes_max = {{ printf "%v MiB" .Values.synapse.poolMiBMax | quote }
 connections_max = {{ .Values.synapse.connectionsMax }}
 sessions_max = {{ .Values.synapse.sessionsMax }}
 {{- include "cached.keys" .Values.synapse.config }}
+{{- end }}
+{{- if .Values.volumes.enabled }}
+
+[volumes]
+{{- include "cached.keys" .Values.volumes.config }}
+{{- end }}
+{{- if .Values.nbd.enabled }}
+
+[nbd]
+listen = [{{ printf "0.0.0.0:%v" .Values.nbd.port | quote }}]
+bytes_max = {{ printf "%v MiB" .Values.nbd.bytesMiBMax | quote }}
+payload_pool_bytes_max = {{ printf "%v MiB" .Values.nbd.poolMiBMax | quote }}
+connections_max = {{ .Values.nbd.connectionsMax }}
+{{- if and .Values.nbd.tls.secretName (not (hasKey .Values.nbd.config "tls_required")) }}
+tls_required = true
+{{- end }}
+{{- include "cached.keys" .Values.nbd.config }}
+{{- include "cached.tls" (dict "table" "nbd" "tls" .Values.nbd.tls) }}
+{{- end }}
+{{- if .Values.s3.enabled }}
+
+[s3]
+listen = [{{ printf "0.0.0.0:%v" .Values.s3.port | quote }}]
+upstream = {{ .Values.s3.upstream | quote }}
+memory_bytes_max = {{ printf "%v MiB" .Values.s3.memoryMiB | quote }}
+heads_bytes_max = {{ printf "%v MiB" .Values.s3.headsMiB | quote }}
+connections_max = {{ .Values.s3.connectionsMax }}
+{{- if .Values.s3.keysSecretName }}
+auth = "listener"
+keys_file = "/run/secrets/cached/s3-keys/keys.toml"
+{{- end }}
+{{- if .Values.s3.upstreamSecretName }}
+upstream_access_key = {{ .Values.s3.upstreamAccessKey | quote }}
+upstream_secret_file = "/run/secrets/cached/s3-upstream/secret"
+{{- end }}
+{{- include "cached.keys" .Values.s3.config }}
+{{- include "cached.tls" (dict "table" "s3" "tls" .Values.s3.tls) }}
+{{- range .Values.s3.buckets }}
+
+[[s3.buckets]]
+{{- include "cached.keys" . }}
+{{- end }}
+{{- end }}
+{{- with .Values.extraConfig }}
+
+{{ . | trim }}
 {{- end }}
 {{- end -}}
 
@@ -104,6 +241,15 @@ sessions_max = {{ .Values.synapse.sessionsMax }}
 {{- if .Values.synapse.enabled -}}
 {{- $sum = add $sum (int .Values.synapse.bytesMiBMax) (int .Values.synapse.poolMiBMax) -}}
 {{- $sum = add $sum (div (int .Values.synapse.connectionsMax) 2) (div (mul (int .Values.synapse.sessionsMax) 48) 1024) 2 -}}
+{{- end -}}
+{{- if .Values.nbd.enabled -}}
+{{- $sum = add $sum (int .Values.nbd.bytesMiBMax) (int .Values.nbd.poolMiBMax) (div (mul (int .Values.nbd.connectionsMax) 6) 10) 2 -}}
+{{- end -}}
+{{- if .Values.s3.enabled -}}
+{{- $sum = add $sum (int .Values.s3.memoryMiB) (int .Values.s3.headsMiB) (div (mul (int .Values.s3.connectionsMax) 272) 1024) 2 -}}
+{{- /* Multi-object deletions, absent objects; the access log. */ -}}
+{{- if or .Values.s3.keysSecretName (ne (.Values.s3.config.auth | default "gateway") "gateway") }}{{ $sum = add $sum 48 }}{{ end -}}
+{{- if .Values.s3.config.access_log }}{{ $sum = add $sum 16 }}{{ end -}}
 {{- end -}}
 {{- $sum -}}
 {{- end -}}
