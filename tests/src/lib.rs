@@ -30,6 +30,7 @@
 //! | [`object_client`] | clients of objects that wait for a slow server |
 //! | [`http`] | a client of the admin listener |
 //! | [`python`] | Python's packages for a test, in a virtual environment of their own |
+//! | [`page`] | the shell examples of a page, and a shell that runs them |
 //! | [`outside`] | programs and files from outside the repository; without them tests are skipped loudly |
 //! | [`browser`] | a headless Chromium, for the console |
 //! | [`abuse`] | shared by the tests of abusive clients |
@@ -60,6 +61,7 @@ pub mod modules;
 pub mod nbd;
 pub mod object_client;
 pub mod outside;
+pub mod page;
 pub mod password;
 pub mod pattern;
 pub mod play;

@@ -37,6 +37,7 @@ mod objects_rados;
 mod operate;
 mod packages;
 mod prefixes;
+mod procedures;
 mod process;
 mod readme;
 mod reload;
