@@ -17,6 +17,9 @@ class Server:
 
     def __init__(self) -> None:
         self.url = os.environ["CACHED_TEST_HTTP"]
+        self.unix_url = os.environ["CACHED_TEST_UNIX"]
+        self.tls_url = os.environ["CACHED_TEST_TLS"]
+        self.ca_file = os.environ["CACHED_TEST_CA"]
         self.admin_url = os.environ["CACHED_TEST_ADMIN"]
         self.secret = os.environ["CACHED_TEST_SECRET"]
         self.token = os.environ["CACHED_TEST_TOKEN"]

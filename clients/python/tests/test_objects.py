@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import pickle
 import socket
+import ssl
 import threading
 
 import pytest
@@ -253,6 +254,17 @@ def test_a_connection_that_the_server_has_closed_is_not_used(server: Server, nam
         idle.sock.shutdown(socket.SHUT_RDWR)
         client.put("object", b"2")
         assert client._transport._idle != [idle]
+
+
+def test_a_unix_socket_and_tls_carry_the_same(connect: Connect, server: Server) -> None:
+    tls = ssl.create_default_context(cafile=server.ca_file)
+    data = bytes(range(256)) * 1000
+    for client in (connect(server.unix_url), connect(server.tls_url, tls=tls)):
+        client.put("object", data)
+        assert client.get("object").data == data
+        client.delete("object")
+    with pytest.raises(Unavailable, match="certificate"):
+        connect(server.tls_url).exists("object")
 
 
 def test_an_absent_server_is_unavailable(connect: Connect) -> None:

@@ -14,7 +14,6 @@ from .conftest import Server
 
 
 def test_the_examples_are_true(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("zarr")
     page = (Path(__file__).parents[1] / "README.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     assert len(examples) == page.count("```") // 2

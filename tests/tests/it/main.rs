@@ -39,6 +39,7 @@ mod packages;
 mod prefixes;
 mod procedures;
 mod process;
+mod python_package;
 mod readme;
 mod reload;
 mod s3;
