@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import multiprocessing
 import pickle
 import socket
 import ssl
@@ -10,6 +11,7 @@ import threading
 
 import pytest
 
+import cached_objects._transport
 import cached_objects.client
 from cached_objects import (
     AsyncClient,
@@ -247,13 +249,36 @@ def test_a_client_is_equal_to_its_copy_and_hides_its_secret(server: Server) -> N
         assert server.secret not in repr(client)
 
 
-def test_a_connection_that_the_server_has_closed_is_not_used(server: Server, namespace: str) -> None:
+def test_a_forked_process_has_connections_of_its_own(server: Server, namespace: str) -> None:
+    with Client(server.url, namespace=namespace, auth=server.app) as client:
+
+        def work(name: str) -> None:
+            for step in range(50):
+                data = f"{name} {step}".encode()
+                client.put(name, data)
+                assert client.get(name).data == data
+
+        client.put("object", b"")
+        child = multiprocessing.get_context("fork").Process(target=work, args=["child"])
+        child.start()
+        work("parent")
+        child.join()
+        assert child.exitcode == 0
+
+
+def test_a_closed_or_old_connection_is_not_used(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Client(server.url, namespace=namespace, auth=server.app) as client:
         client.put("object", b"1")
         [idle] = client._transport._idle
-        idle.sock.shutdown(socket.SHUT_RDWR)
+        idle.connection.sock.shutdown(socket.SHUT_RDWR)
         client.put("object", b"2")
-        assert client._transport._idle != [idle]
+        [other] = client._transport._idle
+        assert other.connection is not idle.connection
+        monkeypatch.setattr(cached_objects._transport, "IDLE_SECONDS_MAX", -1.0)
+        client.put("object", b"3")
+        assert client._transport._idle[0].connection is not other.connection
 
 
 def test_a_unix_socket_and_tls_carry_the_same(connect: Connect, server: Server) -> None:

@@ -48,7 +48,8 @@ class Peer:
                     if header.startswith(b"content-length:"):
                         length = int(header.partition(b":")[2])
                 lines.read(length)
-                connection.sendall(self.responses.pop(0))
+                end = b"\r\nConnection: close\r\n\r\n"
+                connection.sendall(self.responses.pop(0).replace(b"\r\n\r\n", end))
                 connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import base64
 import itertools
 import json
 import math
+import os
 import random
 import re
 import selectors
@@ -20,7 +21,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from .errors import BY_STATUS, CachedError, ServerError, Unavailable
 
@@ -28,6 +29,10 @@ T = TypeVar("T")
 
 RETRY_AFTER_MAX = 5.0
 """The longest wait in seconds that a server can request; after a longer one the call fails."""
+
+IDLE_SECONDS_MAX = 20.0
+"""The age of connections that are not used again: the server closes them after 60 s by default,
+and a request at that moment would fail."""
 
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
@@ -106,6 +111,19 @@ class UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
+class Idle(NamedTuple):
+    connection: HTTPConnection
+    since: float
+
+    def is_open(self) -> bool:
+        """Returns whether the server has not closed the connection, nor is about to."""
+        if time.monotonic() - self.since > IDLE_SECONDS_MAX:
+            return False
+        with Selector() as selector:
+            selector.register(self.connection.sock, selectors.EVENT_READ)
+            return not selector.select(0)
+
+
 class Transport:
     """Sends calls from any number of threads. A connection is used by one thread at a time, and
     kept for the next call."""
@@ -113,11 +131,17 @@ class Transport:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._headers = settings.headers()
-        self._slots = threading.BoundedSemaphore(settings.connections_max)
         # The connection used last is used next, so that a server can close the others.
-        self._idle: list[HTTPConnection] = []
+        self._idle: list[Idle] = []
         # A client that nobody closes leaves no open sockets behind.
         weakref.finalize(self, close_all, self._idle)
+        self.begin()
+        forked.add(self)
+
+    def begin(self) -> None:
+        """Begins without connections: those of a process are not shared with its children."""
+        close_all(self._idle)
+        self._slots = threading.BoundedSemaphore(self.settings.connections_max)
 
     def run(self, call: Call[T]) -> T:
         """Sends a call, repeatedly if need be, and returns its result."""
@@ -165,7 +189,7 @@ class Transport:
             raise self._broken(call, error) from error
         finally:
             if is_kept:
-                self._idle.append(connection)
+                self._idle.append(Idle(connection, time.monotonic()))
             else:
                 connection.close()
         return response
@@ -181,13 +205,10 @@ class Transport:
 
     def _connected(self) -> HTTPConnection:
         """Returns a connection that the server has not closed, as far as is known here."""
-        while self._idle:
-            connection = self._idle.pop()
-            with Selector() as selector:
-                selector.register(connection.sock, selectors.EVENT_READ)
-                if not selector.select(0):
-                    return connection
-            connection.close()
+        while (idle := taken(self._idle)) is not None:
+            if idle.is_open():
+                return idle.connection
+            idle.connection.close()
         connection = self.settings.connection()
         try:
             connection.connect()
@@ -213,9 +234,33 @@ class Transport:
         close_all(self._idle)
 
 
-def close_all(connections: list[HTTPConnection]) -> None:
-    while connections:
-        connections.pop().close()
+class Forked(Protocol):
+    def begin(self) -> None: ...
+
+
+forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+"""What begins anew in a forked process."""
+
+
+def begin_all() -> None:
+    for each in forked:
+        each.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_all)
+
+
+def taken(connections: list[Idle]) -> Idle | None:
+    try:
+        return connections.pop()
+    except IndexError:
+        return None
+
+
+def close_all(connections: list[Idle]) -> None:
+    while (idle := taken(connections)) is not None:
+        idle.connection.close()
 
 
 def refusal(response: Response) -> CachedError:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from ._transport import forked
 from .client import Client
 
 P = ParamSpec("P")
@@ -19,7 +20,7 @@ def _call(
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     @wraps(method)
     async def call(self: AsyncClient, /, *args: P.args, **parameters: P.kwargs) -> T:
-        return await self._in_thread(partial(method, self.client, *args, **parameters))
+        return await self.in_thread(partial(method, self.client, *args, **parameters))
 
     return call
 
@@ -30,11 +31,21 @@ def _items(
     @wraps(method)
     async def items(self: AsyncClient, /, *args: P.args, **parameters: P.kwargs) -> AsyncIterator[T]:
         pages = method(self.client, *args, **parameters)
-        while (page := await self._in_thread(partial(next, pages, None))) is not None:
+        while (page := await self.in_thread(partial(next, pages, None))) is not None:
             for item in page:
                 yield item
 
     return items
+
+
+class _Threads:
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.begin()
+        forked.add(self)
+
+    def begin(self) -> None:
+        self.pool = ThreadPoolExecutor(self._count, "cached-objects")
 
 
 class AsyncClient:
@@ -47,7 +58,7 @@ class AsyncClient:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._threads = ThreadPoolExecutor(client.connections_max, "cached-objects")
+        self._threads = _Threads(client.connections_max)
 
     get = _call(Client.get)
     info = _call(Client.info)
@@ -58,12 +69,13 @@ class AsyncClient:
     list = _items(Client._list)
     children = _items(Client._children)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Runs a function that uses the client in one of its threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads.pool, work)
 
     def close(self) -> None:
         """Ends the threads once they are idle, and closes the client's connections."""
-        self._threads.shutdown(wait=False)
+        self._threads.pool.shutdown(wait=False)
         self.client.close()
 
     async def __aenter__(self) -> Self:

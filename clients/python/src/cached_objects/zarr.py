@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
+from functools import partial
 
 from zarr.abc.store import (
     ByteRequest,
@@ -11,7 +12,7 @@ from zarr.abc.store import (
     Store,
     SuffixByteRequest,
 )
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.config import config
 
@@ -56,15 +57,25 @@ class CachedStore(Store):
     def __repr__(self) -> str:
         return f"CachedStore({self.client!r}, {self.prefix!r})"
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         start, stop = _range(byte_range)
         try:
-            found = await self._async.get(self._begin + key, start, stop)
+            found = self.client.get(self._begin + key, start, stop)
         except NotFound:
             return None
-        return prototype.buffer.from_bytes(found.data)
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(found.data)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        get = partial(self.get_sync, key, prototype=prototype, byte_range=byte_range)
+        return await self._async.in_thread(get)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -84,9 +95,12 @@ class CachedStore(Store):
     async def getsize_prefix(self, prefix: str) -> int:
         return sum([info.size_bytes async for info in self._async.list(self._begin + prefix)])
 
-    async def set(self, key: str, value: Buffer) -> None:
+    def set_sync(self, key: str, value: Buffer) -> None:
         self._check_writable()
-        await self._async.put(self._begin + key, value.as_buffer_like())
+        self.client.put(self._begin + key, value.as_buffer_like())
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await self._async.in_thread(partial(self.set_sync, key, value))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         self._check_writable()
@@ -95,9 +109,12 @@ class CachedStore(Store):
         except PreconditionFailed:
             pass
 
-    async def delete(self, key: str) -> None:
+    def delete_sync(self, key: str) -> None:
         self._check_writable()
-        await self._async.delete(self._begin + key, missing_ok=True)
+        self.client.delete(self._begin + key, missing_ok=True)
+
+    async def delete(self, key: str) -> None:
+        await self._async.in_thread(partial(self.delete_sync, key))
 
     async def delete_dir(self, prefix: str) -> None:
         self._check_writable()
