@@ -131,6 +131,7 @@ impl std::error::Error for Failure {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     fn repository(path: &str) -> String {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
@@ -154,11 +155,12 @@ mod tests {
     fn the_page_about_failures_says_where_the_units_retry() {
         let page = repository("docs/operations/mend.md");
         let rows = page.lines().filter_map(|line| line.strip_prefix("| start ends with "));
-        let mut found = std::collections::BTreeSet::new();
+        let mut found = BTreeSet::new();
         for row in rows {
             let (statuses, rest) = row.split_once('|').expect("a row has cells");
             let retries = rest.contains("the units retry");
-            for status in statuses.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()) {
+            let statuses = statuses.split(|c: char| !c.is_ascii_digit());
+            for status in statuses.filter_map(|word| word.parse::<u8>().ok()) {
                 let exit = Exit::ALL.into_iter().find(|exit| exit.status() == status);
                 let exit = exit.unwrap_or_else(|| panic!("{status} is no exit status: {row}"));
                 assert_eq!(
@@ -170,9 +172,9 @@ mod tests {
             }
         }
         // The others end a running program.
-        let at_start = Exit::ALL.map(Exit::status).into_iter();
-        let at_start = at_start.filter(|status| ![70, 74].contains(status));
-        assert_eq!(found, at_start.collect(), "left: docs/operations/mend.md");
+        let all = Exit::ALL.map(Exit::status).into_iter();
+        let at_start: BTreeSet<u8> = all.filter(|status| ![70, 74].contains(status)).collect();
+        assert_eq!(found, at_start, "left: docs/operations/mend.md");
     }
 
     #[test]

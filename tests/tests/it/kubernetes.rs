@@ -211,7 +211,7 @@ fn secrets(dir: &Path) {
         ("admin/token", token),
         ("synapse/secret", token),
         ("users/users", "app:secret\n"),
-        ("s3-keys/keys.toml", &keys),
+        ("s3-keys/keys.toml", keys.as_str()),
         ("s3-upstream/secret", token),
         ("backend/ceph.conf", "[global]\n"),
         ("backend/keyring", "[client.cached]\n"),

@@ -131,9 +131,8 @@ fn pages_and_completions_have_the_flags_of_the_help() {
 
 /// Returns what a manual page shows, without its markup.
 fn plain(page: &str) -> String {
-    let mut text = page.replace("\\fB", "").replace("\\fR", "").replace("\\&", "").replace("\\*(Aq", "'");
-    text = text.replace("\\-", "-").replace("\\\\", "\\");
-    text
+    let text = page.replace("\\fB", "").replace("\\fR", "").replace("\\&", "").replace("\\*(Aq", "'");
+    text.replace("\\-", "-").replace("\\\\", "\\")
 }
 
 #[test]
@@ -148,10 +147,12 @@ fn the_page_of_a_configuration_file_has_its_keys_and_words() {
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with("# ---")) {
             let table = line.trim_start_matches('#').starts_with('[');
             let comment = line == "#" || line.starts_with("# ");
-            let wanted = match () {
-                () if table => format!(".SS {line}"),
-                () if comment => line[1..].trim_start().to_owned(),
-                () => line.to_owned(),
+            let wanted = if table {
+                format!(".SS {line}")
+            } else if comment {
+                line[1..].trim_start().to_owned()
+            } else {
+                line.to_owned()
             };
             keys += usize::from(!table && !comment);
             assert!(wanted.is_empty() || lines.contains(&wanted[..]), "{server}.toml.5 lacks {wanted:?}");
