@@ -197,6 +197,9 @@ impl Shell {
             .env("PATH", path)
             .env("PROGRAMS", workspace_programs())
             .env("NOTIFY_SOCKET", &notify)
+            // Without the user's contexts of `cachectl`.
+            .env("HOME", place)
+            .env_remove("XDG_CONFIG_HOME")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&errors).expect("a file"))
