@@ -53,15 +53,24 @@ impl Storage {
             let body = json!({ "volumes": ["disk"], "snapshot": snapshot });
             assert_eq!(daemon.post("/volumes/snapshot", &body).0, 200);
         }
-        let log = daemon.log();
-        let line = log.lines().find_map(|line| line.strip_prefix("S3 on ")).expect("the sidecar's line");
-        let s3 = line.split(' ').next().expect("an address").to_owned();
+        let s3 = wait_for("the line of the sidecar", || {
+            let log = daemon.log();
+            let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
+            line.split(' ').next().map(ToOwned::to_owned)
+        });
         Storage { daemon, disk, s3 }
     }
 
-    fn ask_s3(&self, method: &'static str, path: &str) -> u16 {
-        let body = if method == "PUT" { b"body".to_vec() } else { Vec::new() };
-        let request = Request { method, path: path.into(), body, is_anonymous: true, ..Request::default() };
+    /// Sends a request to the sidecar, with a body of this length, and returns the status.
+    fn ask_s3(&self, method: &'static str, path: &str, len_bytes: usize) -> u16 {
+        let request = Request {
+            method,
+            path: path.into(),
+            unsigned: vec![("content-length".into(), len_bytes.to_string())],
+            body: vec![7; len_bytes],
+            is_anonymous: true,
+            ..Request::default()
+        };
         let user = User::new(Kind::Versitygw, "main", 1);
         Connection::to(&self.s3).ask(&request, &user).expect("an answer").status
     }
@@ -78,10 +87,10 @@ impl Storage {
 fn the_documents_have_the_volumes_and_the_buckets() {
     let mut storage = Storage::start();
     storage.disk.read(0, 8192).expect("it is read");
-    assert_eq!(storage.ask_s3("PUT", "/media"), 200);
-    assert_eq!(storage.ask_s3("PUT", "/media/k"), 200);
+    assert_eq!(storage.ask_s3("PUT", "/media", 0), 200);
+    assert_eq!(storage.ask_s3("PUT", "/media/k", 4096), 200);
     for (path, status) in [("/media/k", 200), ("/media/k", 200), ("/media/k", 200), ("/guessed/k", 404)] {
-        assert_eq!(storage.ask_s3("GET", path), status, "{path}");
+        assert_eq!(storage.ask_s3("GET", path, 0), status, "{path}");
     }
     let Storage { daemon, .. } = &storage;
     let status = daemon.json("/status.json");
@@ -99,8 +108,8 @@ fn the_documents_have_the_volumes_and_the_buckets() {
         "{s3}"
     );
     assert_eq!(
-        (&s3["memory_bytes"], &s3["endpoint_bytes"], &s3["buckets_other"]),
-        (&json!(8), &json!(4), &json!(0)),
+        (&s3["memory_bytes"], s3["endpoint_bytes"].as_u64() >= Some(4096), &s3["buckets_other"]),
+        (&json!(8192), true, &json!(0)),
         "{s3}"
     );
     assert_eq!(
@@ -227,6 +236,7 @@ fn changes_are_made_once_they_are_confirmed() {
     let test = "changes_are_made_once_they_are_confirmed";
     let Some(mut browser) = Browser::start(test) else { return };
     let mut storage = Storage::start();
+    let mut unwritten = MIB;
     let url = format!("http://{}/", storage.daemon.admin);
     let pictures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/console-screenshots");
     let wide = Viewport { width: 1280, height: 800, ..Viewport::LAPTOP };
@@ -239,7 +249,7 @@ fn changes_are_made_once_they_are_confirmed() {
         click(&mut browser, "[aria-labelledby=volumes-title]", "disk");
         browser.wait_for("document.querySelector('.details table')");
         let details = browser.text(".details");
-        for part in ["tuesday", "monday", "128 KiB", "1 client here", "need the admin token"] {
+        for part in ["tuesday", "monday", "1 client here", "need the admin token"] {
             assert!(details.contains(part), "{part} is not in: {details}");
         }
         assert!(!details.contains("Snapshot …"), "{details}");
@@ -290,15 +300,17 @@ fn changes_are_made_once_they_are_confirmed() {
         click(&mut browser, "dialog", "Detach");
         wait_for_notice(&mut browser, &format!("copy-{name} is detached."));
 
-        // The row of the volume's namespace has the most dirty data.
+        // The first namespace is that with the most dirty data: the volume's.
         for within in [".details", "[aria-labelledby=namespaces-title]"] {
             if within == ".details" {
                 click(&mut browser, "[aria-labelledby=volumes-title]", "disk");
                 browser.wait_for("document.querySelector('.details h3').innerText === 'disk'");
             }
-            storage.disk.write(0, &[8; 65536]).expect("it is written");
+            // Where no snapshot has anything, a write makes a new object.
+            unwritten += 65536;
+            storage.disk.write(unwritten, &[8; 65536]).expect("it is written");
             let status = storage.daemon.json("/status.json");
-            assert_eq!(status["objects"]["dirty_bytes"], 65536);
+            assert!(status["objects"]["dirty_bytes"].as_u64() >= Some(65536), "{status}");
             let stamp = status["now_unix_ms"].clone();
             browser.wait_for(&format!("document.documentElement.dataset.drawn > {stamp}"));
             click(&mut browser, within, "Flush …");
@@ -352,7 +364,7 @@ fn a_page_of_another_site_changes_nothing() {
             form.action = 'http://{address}/volumes/snapshot';
             Object.assign(form, {{ method: 'post', enctype: 'text/plain' }});
             const field = document.createElement('input');
-            field.name = '{{\"volumes\": [\"disk\"], \"snapshot\": \"evil\", \"x\": \"';
+            field.name = '{{\"volumes\": [\"disk\"], \"snapshot\": \"evil';
             field.value = '\"}}';
             form.append(field);
             document.body.append(form);

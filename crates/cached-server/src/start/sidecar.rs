@@ -50,9 +50,10 @@ impl LiveSidecar {
 /// The sidecar. It ends when this is dropped.
 #[derive(Debug)]
 pub struct RunningSidecar {
+    // Dropped before the sidecar ends.
+    _shown: Option<Shown>,
     sidecar: Sidecar,
     table: S3Table,
-    _shown: Option<Shown>,
 }
 
 impl RunningSidecar {
@@ -82,7 +83,7 @@ impl RunningSidecar {
             add_routes(admin.routes(), &sidecar.control());
             Shown::new(admin, &Arc::new(SidecarSource::new(&sidecar, table)))
         });
-        Ok(Some(RunningSidecar { sidecar, table: table.clone(), _shown: shown }))
+        Ok(Some(RunningSidecar { _shown: shown, sidecar, table: table.clone() }))
     }
 
     /// Returns a line that states the address of the sidecar, and the maximum memory that it uses,
