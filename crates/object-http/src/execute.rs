@@ -185,7 +185,7 @@ impl Connection {
         mut body: Incoming,
         client_waits: bool,
     ) -> Result<Response<ResponseBody>, Failure> {
-        let received = match self.charge_for(&body).await {
+        let received = match self.charge_for(body.size_hint().exact()).await {
             Ok(charge) => self.receive(&mut body, charge).await,
             // Nothing is on its way.
             Err(failure) if client_waits => return Err(failure),
@@ -205,10 +205,10 @@ impl Connection {
         Ok(changed(status, Some(reply.version), reply.durability))
     }
 
-    /// Waits for the memory for a body.
-    async fn charge_for(&self, body: &Incoming) -> Result<Charge, Failure> {
+    /// Waits for the memory for a body of `len_bytes`, if its length is known.
+    async fn charge_for(&self, len_bytes: Option<u64>) -> Result<Charge, Failure> {
         let limit_bytes = self.shared.limit_bytes;
-        match body.size_hint().exact() {
+        match len_bytes {
             Some(len) if len > limit_bytes => Err(Error::TooLarge { limit_bytes }.into()),
             Some(len) => self.charge(len).await,
             // It may become as long as is allowed. If such bodies grew step by step, two of them
