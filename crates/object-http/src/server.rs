@@ -154,8 +154,8 @@ impl Server {
         Ok(())
     }
 
-    /// Returns a future that puts keys and certificates in force whenever their files change. It
-    /// never ends, and does not keep the server.
+    /// Returns a future that puts keys and certificates in force whenever their files change, until
+    /// it is dropped. It does not keep the server.
     pub fn renew(&self) -> impl Future<Output = ()> + Send + use<> {
         let ServerConfig { keys, tls, .. } = self.shared.config.clone();
         let keys = async move {

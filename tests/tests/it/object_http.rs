@@ -430,9 +430,7 @@ fn keys_decide_what_a_client_may_do() {
     let refused = node.ask("GET /docs/x", "Authorization: Basic ZWRpdG9yOndyb25n\r\n", b"");
     assert_eq!(refused.status, 401);
     assert!(refused.header("www-authenticate").is_some_and(|value| value.starts_with("Basic ")));
-    assert!(
-        node.daemon.metric("cached_object_http_requests_denied_total").is_some_and(|count| count > 9.0)
-    );
+    assert!(node.daemon.metric("cached_object_http_requests_denied_total").is_some_and(|count| count > 9.0));
 
     // New keys are in force after SIGHUP; a file with a mistake changes nothing.
     let keys = node.daemon.path("keys.toml");
