@@ -9,7 +9,7 @@ use object_http::{Address, AddressError, Keys, PORT_DEFAULT, Server, ServerConfi
 
 use crate::config_file::{ConfigError, invalid};
 use crate::config_keys;
-use crate::keys::Size;
+use crate::quantity::Size;
 use crate::listeners::{Listening, exposure, restrict_socket, unix_mode};
 use crate::tables::{check_tls, load_tls};
 

@@ -221,8 +221,8 @@ fn every_block_is_run_or_states_why_not() {
                 known,
                 "docs/{page}.md: ```{language} must name a language, and for sh (the reason):\n{block}"
             );
-            if language.starts_with("sh ") {
-                println!("docs/{page}.md, not run {}:\n{block}", &language[3..]);
+            if let Some(reason) = language.strip_prefix("sh ") {
+                println!("docs/{page}.md, not run {reason}:\n{block}");
             }
         }
     }

@@ -23,7 +23,7 @@ pub(crate) enum ContextCommand {
     ///
     /// The options --admin, --admin-token-file and --admin-ca-file of this command line are kept as
     /// well; the environment is ignored. Only the paths of secrets are kept, never their content.
-    Add(Add),
+    Add(Box<Add>),
     /// Remove a context.
     Remove {
         /// The name of the context.

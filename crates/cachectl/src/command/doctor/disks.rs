@@ -46,10 +46,10 @@ pub(super) fn all(settings: &Settings, process: Option<&Process>) -> Vec<Check> 
     for (name, path, limit) in places {
         match Directory::read(name, path.as_ref(), limit, mounts) {
             Ok(directory) => {
-                checks.extend(directory.check(process.map(|process| (process.user(), process.groups()))))
+                checks.extend(directory.check(process.map(|process| (process.user(), process.groups()))));
             }
             Err(error) => {
-                checks.push(Check::problem(name, format!("{path}: {error}: create it, or mount its disk")))
+                checks.push(Check::problem(name, format!("{path}: {error}: create it, or mount its disk")));
             }
         }
     }
