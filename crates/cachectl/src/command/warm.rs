@@ -78,7 +78,8 @@ impl Warm {
             counts.into_iter().find(|(name, _)| name == "cached_bytes").map(|(_, bytes)| bytes)
         });
         let (cached, removed) = (cached.sum::<u64>(), done.removed);
-        let text = format!("{text}; the cache has {} of this data's namespace", shown_size(cached));
+        let of = if queue.namespaces.len() > 1 { "namespaces" } else { "namespace" };
+        let text = format!("{text}; the cache has {} of the {of}", shown_size(cached));
         let value = json!({
             "objects": objects, "bytes": bytes, "seconds": took.as_secs_f64(), "removed_meanwhile": removed,
             "cached_bytes": cached,
