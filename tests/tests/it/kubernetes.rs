@@ -53,6 +53,8 @@ const STORES: [&str; 3] = [
     "objects: {enabled: true, backend: {kind: s3, bucket: cached, endpoint: \"https://s3.example\"}, backendSecretName: s3}",
     "objects: {enabled: true, backend: {kind: synapse, address: \"node1:11311\"}, backendSecretName: node}",
 ];
+/// Numbers that helm would print with an exponent.
+const LARGE: &str = "{memcached: {memoryMiB: 1048576, connectionsMax: 1000000}, persistence: {enabled: true}, objects: {enabled: true, memoryMiB: 2097152, countMax: 4000000}}";
 /// Values that yield the fewest manifests.
 const NOTHING: &str = "{podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, preStopSleepSecs: 0, serviceAccount: {name: default}, admin: {secretName: admin}}";
 
@@ -272,7 +274,7 @@ fn the_configuration_is_accepted_and_fits_into_the_limit() {
     secrets(dir);
     fs::create_dir_all(dir.join("var/lib/cached")).expect("a directory");
     let started = ["{}", "memcached: {memoryMiB: 64, connectionsMax: 100}", EVERYTHING];
-    for values in started.iter().chain(&STORES) {
+    for values in started.iter().chain(&STORES).chain([&LARGE]) {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
         let file = local(&manifests, dir);
         let mut check = Command::new(&Program::under_test().path);

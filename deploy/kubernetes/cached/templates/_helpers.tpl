@@ -95,7 +95,7 @@ ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
 {{- end -}}
 {{- end -}}
 
-{{/* cached.toml */}}
+{{/* cached.toml. Helm reads numbers as floats and prints large ones as 1e+06, which int64 prevents. */}}
 {{- define "cached.config" -}}
 {{- include "cached.check" . -}}
 [log]
@@ -104,10 +104,10 @@ format = {{ .Values.log.format | quote }}
 
 [memcached]
 listen = [{{ printf "*:%v" .Values.memcached.port | quote }}]
-memory_bytes_max = {{ printf "%v MiB" .Values.memcached.memoryMiB | quote }}
-item_bytes_max = {{ printf "%v MiB" .Values.memcached.itemMiBMax | quote }}
+memory_bytes_max = {{ printf "%d MiB" (int64 .Values.memcached.memoryMiB) | quote }}
+item_bytes_max = {{ printf "%d MiB" (int64 .Values.memcached.itemMiBMax) | quote }}
 threads = {{ .Values.memcached.threads }}
-connections_max = {{ .Values.memcached.connectionsMax }}
+connections_max = {{ int64 .Values.memcached.connectionsMax }}
 {{- if .Values.memcached.usersSecretName }}
 auth_file = "/run/secrets/cached/users/users"
 sasl_file = "/run/secrets/cached/users/users"
@@ -122,9 +122,9 @@ token_file = "/run/secrets/cached/admin/token"
 {{- if .Values.objects.enabled }}
 
 [objects]
-memory_bytes_max = {{ printf "%v MiB" .Values.objects.memoryMiB | quote }}
-objects_count_max = {{ .Values.objects.countMax }}
-object_bytes_max = {{ printf "%v MiB" .Values.objects.objectMiBMax | quote }}
+memory_bytes_max = {{ printf "%d MiB" (int64 .Values.objects.memoryMiB) | quote }}
+objects_count_max = {{ int64 .Values.objects.countMax }}
+object_bytes_max = {{ printf "%d MiB" (int64 .Values.objects.objectMiBMax) | quote }}
 shutdown_flush_secs = {{ .Values.objects.shutdownFlushSecs }}
 {{- if and .Values.objects.journal.enabled (not (hasKey .Values.objects.config "writer")) }}
 writer = "cache"
@@ -168,10 +168,10 @@ create = true
 [synapse]
 listen = [{{ printf "0.0.0.0:%v" .Values.synapse.port | quote }}]
 secret_file = "/run/secrets/cached/synapse/secret"
-bytes_max = {{ printf "%v MiB" .Values.synapse.bytesMiBMax | quote }}
-payload_pool_bytes_max = {{ printf "%v MiB" .Values.synapse.poolMiBMax | quote }}
-connections_max = {{ .Values.synapse.connectionsMax }}
-sessions_max = {{ .Values.synapse.sessionsMax }}
+bytes_max = {{ printf "%d MiB" (int64 .Values.synapse.bytesMiBMax) | quote }}
+payload_pool_bytes_max = {{ printf "%d MiB" (int64 .Values.synapse.poolMiBMax) | quote }}
+connections_max = {{ int64 .Values.synapse.connectionsMax }}
+sessions_max = {{ int64 .Values.synapse.sessionsMax }}
 {{- include "cached.keys" .Values.synapse.config }}
 {{- end }}
 {{- if .Values.volumes.enabled }}
@@ -183,9 +183,9 @@ sessions_max = {{ .Values.synapse.sessionsMax }}
 
 [nbd]
 listen = [{{ printf "0.0.0.0:%v" .Values.nbd.port | quote }}]
-bytes_max = {{ printf "%v MiB" .Values.nbd.bytesMiBMax | quote }}
-payload_pool_bytes_max = {{ printf "%v MiB" .Values.nbd.poolMiBMax | quote }}
-connections_max = {{ .Values.nbd.connectionsMax }}
+bytes_max = {{ printf "%d MiB" (int64 .Values.nbd.bytesMiBMax) | quote }}
+payload_pool_bytes_max = {{ printf "%d MiB" (int64 .Values.nbd.poolMiBMax) | quote }}
+connections_max = {{ int64 .Values.nbd.connectionsMax }}
 {{- if and .Values.nbd.tls.secretName (not (hasKey .Values.nbd.config "tls_required")) }}
 tls_required = true
 {{- end }}
@@ -197,9 +197,9 @@ tls_required = true
 [s3]
 listen = [{{ printf "0.0.0.0:%v" .Values.s3.port | quote }}]
 upstream = {{ .Values.s3.upstream | quote }}
-memory_bytes_max = {{ printf "%v MiB" .Values.s3.memoryMiB | quote }}
-heads_bytes_max = {{ printf "%v MiB" .Values.s3.headsMiB | quote }}
-connections_max = {{ .Values.s3.connectionsMax }}
+memory_bytes_max = {{ printf "%d MiB" (int64 .Values.s3.memoryMiB) | quote }}
+heads_bytes_max = {{ printf "%d MiB" (int64 .Values.s3.headsMiB) | quote }}
+connections_max = {{ int64 .Values.s3.connectionsMax }}
 {{- if .Values.s3.keysSecretName }}
 auth = "listener"
 keys_file = "/run/secrets/cached/s3-keys/keys.toml"
