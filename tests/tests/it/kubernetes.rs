@@ -150,6 +150,14 @@ fn wrong_values_are_refused() {
         ("{s3: {enabled: true}}", "s3.enabled needs s3.upstream"),
         ("{s3: {upstreamAccessKey: a}}", "s3.upstreamAccessKey and s3.upstreamSecretName need each other"),
         ("{objects: {journal: {enabled: true}}}", "objects.journal.enabled needs objects.enabled"),
+        (
+            "{replicas: 2, objects: {enabled: true, backend: {kind: rados, pool: a}, journal: {enabled: true}}}",
+            "need replicas 1 with objects.backend.kind rados",
+        ),
+        (
+            "{replicas: 2, objects: {enabled: true, backend: {kind: s3, bucket: a}, config: {writer: cache}}}",
+            "need replicas 1 with objects.backend.kind s3",
+        ),
         ("{objects: {journal: {directory: /journal}}}", "directory"),
         ("{objects: {backend: {kind: tape}}}", "kind"),
         ("{s3: {tls: {secret: cert}}}", "secret"),

@@ -89,6 +89,11 @@ ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
 {{- fail (printf "objects.backendSecretName is of no use to objects.backend.kind %s" $objects.backend.kind) -}}
 {{- end -}}
 {{- if and $objects.journal.enabled (not $objects.enabled) }}{{ fail "objects.journal.enabled needs objects.enabled" }}{{ end -}}
+{{- /* Of several writers that claim the same namespaces, the last one fences the others off with their dirty data. */ -}}
+{{- $claims := or $objects.journal.enabled (eq ($objects.config.writer | default "callers") "cache") -}}
+{{- if and $objects.enabled $claims (has $objects.backend.kind (list "rados" "s3" "synapse")) (gt (int .Values.replicas) 1) -}}
+{{- fail (printf "objects.journal.enabled and writer cache in objects.config need replicas 1 with objects.backend.kind %s: all pods use the same store" $objects.backend.kind) -}}
+{{- end -}}
 {{- if and $s3.enabled (not $s3.upstream) }}{{ fail "s3.enabled needs s3.upstream" }}{{ end -}}
 {{- if ne (empty $s3.upstreamAccessKey) (empty $s3.upstreamSecretName) -}}
 {{- fail "s3.upstreamAccessKey and s3.upstreamSecretName need each other" -}}
