@@ -168,17 +168,20 @@ pub(crate) enum NamedBucket {
     /// The request names none.
     #[default]
     None,
-    /// A bucket with its own counters.
+    /// A bucket whose counters are known: its own, or those of all others if no place is free.
     Counted(Arc<BucketCounts>),
-    /// A bucket without its own counters.
+    /// A bucket that gets its own counters once a request for it has succeeded.
     Uncounted(String),
 }
 
 impl Buckets {
     /// Returns the bucket with this name.
     pub(crate) fn find(&self, bucket: &str) -> NamedBucket {
-        match self.named.read().get(bucket) {
+        let named = self.named.read();
+        match named.get(bucket) {
             Some(counts) => NamedBucket::Counted(Arc::clone(counts)),
+            // Without a free place, no request has to wait for one.
+            None if named.len() >= BUCKETS_MAX => NamedBucket::Counted(Arc::clone(&self.others)),
             None => NamedBucket::Uncounted(bucket.to_owned()),
         }
     }
@@ -233,6 +236,7 @@ mod tests {
             count("b000", outcome, true);
         }
         count("b000", Outcome::Failed, false);
+        assert!(matches!(buckets.find("b300"), NamedBucket::Counted(_)), "no place is free");
         let shown =
             |(name, of): (String, Arc<BucketCounts>)| (name, of.hits.get(), of.misses.get(), of.others.get());
         let all: Vec<_> = buckets.all().into_iter().map(shown).collect();
