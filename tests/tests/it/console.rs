@@ -148,6 +148,8 @@ fn figures_are_those_of_the_documents() {
     let Some(mut browser) = Browser::start("figures_are_those_of_the_documents") else { return };
     let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &[]);
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
+    // The page does not wait for the volumes.
+    browser.wait_for("document.querySelector('[data-figure=clients-disk]')");
     // The exact value is the figure's title.
     let status = example();
     for (figure, pointer) in [
@@ -328,6 +330,7 @@ fn hostile_bytes_stay_text() {
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser.wait_for("document.querySelector('#log')");
     browser.evaluate("document.querySelector('details').open = true");
+    browser.wait_for("document.querySelector('[aria-labelledby=volumes-title] button')");
     browser.evaluate("document.querySelector('[aria-labelledby=volumes-title] button').click()");
     browser.wait_for("document.querySelector('.details table')?.innerText.includes('onerror')");
     let hot = browser.text("[aria-labelledby=hot-title]");
@@ -692,6 +695,7 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
         );
         browser.evaluate("document.querySelector('details').open = true");
         browser.wait_for("document.querySelector('details table')");
+        browser.wait_for("document.querySelector('[aria-labelledby=volumes-title] button')");
         browser.evaluate("document.querySelector('[aria-labelledby=volumes-title] button').click()");
         browser.wait_for("document.querySelector('.details table')");
         assert_eq!(browser.evaluate(PALE_TEXTS), json!([]), "{name}");

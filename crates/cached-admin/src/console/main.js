@@ -12,7 +12,7 @@ const OTHERS_EVERY = 5;
 const RETRY_MS_MAX = 10000;
 const LINES_MAX = 300;
 
-const OTHERS = { mrc: "mrc.json", hot: "hot.json", slow: "slow.json", config: "config.json", volumes: "volumes?limit=50" };
+const OTHERS = { mrc: "mrc.json", hot: "hot.json", slow: "slow.json", config: "config.json" };
 
 const dialog = document.getElementById("dialog");
 const model = new Model();
@@ -24,6 +24,7 @@ const feed = { lastMs: null, away: null, refused: false, tries: 0, nextMs: 0, ro
 let lines = [];
 let timer = 0;
 let asking = false;
+let askingForVolumes = false;
 
 function change(changes) {
   Object.assign(ui, changes);
@@ -33,12 +34,22 @@ function change(changes) {
 async function others() {
   await Promise.all(
     Object.entries(OTHERS).map(async ([name, path]) => {
-      if (documents[name].absent || (name === "volumes" && !model.now.volumes)) return;
+      if (documents[name].absent) return;
       const answer = await ask(path);
       // An answer that fails once leaves what there is.
       if (!answer.away) documents[name] = answer;
     }),
   );
+}
+
+// The volumes are read from the store, which may be slow or away: the other figures do not wait for them.
+async function askForVolumes() {
+  if (askingForVolumes || !model.now.volumes || model.now.store?.state === "away") return;
+  askingForVolumes = true;
+  const answer = await ask("volumes?limit=50");
+  askingForVolumes = false;
+  if (!answer.away) documents.volumes = answer;
+  draw();
 }
 
 async function log() {
@@ -70,7 +81,10 @@ async function poll() {
       ui.volume = null;
     }
     Object.assign(feed, { lastMs: Date.now(), away: null, tries: 0 });
-    if (feed.round % OTHERS_EVERY === 0) await others();
+    if (feed.round % OTHERS_EVERY === 0) {
+      askForVolumes();
+      await others();
+    }
     await log();
     feed.round += 1;
   } else {
@@ -101,8 +115,9 @@ function useToken(event) {
 
 // Shows the details of a volume, or no longer.
 function choose(name) {
-  change({ volume: name === ui.volume ? null : name });
+  // Never the facts and the actions of one volume under the name of another.
   documents.volume = {};
+  change({ volume: name === ui.volume ? null : name });
   return askForVolume();
 }
 
@@ -128,7 +143,7 @@ async function submit(event) {
   const why = await post(action.path, action.body(values));
   if (why === null) change({ action: null, done: action.done(values) });
   else change({ action: { ...action, state: "failed", why } });
-  await Promise.all([others(), askForVolume()]);
+  await Promise.all([others(), askForVolumes(), askForVolume()]);
   draw();
 }
 
