@@ -148,6 +148,14 @@ fn wrong_values_are_refused() {
             "nbd.enabled needs nbd.tls.secretName",
         ),
         ("{s3: {enabled: true}}", "s3.enabled needs s3.upstream"),
+        (
+            "{s3: {enabled: true, upstream: \"http://a\", keysSecretName: a}}",
+            "s3.keysSecretName needs s3.upstreamSecretName",
+        ),
+        (
+            "{s3: {enabled: true, upstream: \"http://a\", upstreamAccessKey: a, upstreamSecretName: a}}",
+            "s3.upstreamSecretName needs s3.keysSecretName",
+        ),
         ("{s3: {upstreamAccessKey: a}}", "s3.upstreamAccessKey and s3.upstreamSecretName need each other"),
         ("{objects: {journal: {enabled: true}}}", "objects.journal.enabled needs objects.enabled"),
         (

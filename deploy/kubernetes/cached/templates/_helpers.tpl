@@ -95,6 +95,13 @@ ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
 {{- fail (printf "objects.journal.enabled and writer cache in objects.config need replicas 1 with objects.backend.kind %s: all pods use the same store" $objects.backend.kind) -}}
 {{- end -}}
 {{- if and $s3.enabled (not $s3.upstream) }}{{ fail "s3.enabled needs s3.upstream" }}{{ end -}}
+{{- /* A pod has no credentials in its environment. */ -}}
+{{- if and $s3.enabled $s3.keysSecretName (not $s3.upstreamSecretName) (not $s3.config.upstream_auth) -}}
+{{- fail "s3.keysSecretName needs s3.upstreamSecretName, or upstream_auth in s3.config" -}}
+{{- end -}}
+{{- if and $s3.enabled $s3.upstreamSecretName (not $s3.keysSecretName) (not $s3.config.auth) -}}
+{{- fail "s3.upstreamSecretName needs s3.keysSecretName, or auth in s3.config" -}}
+{{- end -}}
 {{- if ne (empty $s3.upstreamAccessKey) (empty $s3.upstreamSecretName) -}}
 {{- fail "s3.upstreamAccessKey and s3.upstreamSecretName need each other" -}}
 {{- end -}}
