@@ -173,7 +173,7 @@ impl Volumes {
         let mut all = Listing { volumes: Vec::new(), damaged, others: 0 };
         let mut shown: Vec<&(String, VolumeId)> = names.iter().collect();
         if shown.len() > volumes_max {
-            shown.sort_by_key(|(name, _)| !is_first(name));
+            shown.sort_by_cached_key(|(name, _)| !is_first(name));
             all.others = shown.len() - volumes_max;
             shown.truncate(volumes_max);
         }
