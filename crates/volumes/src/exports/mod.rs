@@ -89,16 +89,13 @@ impl VolumeExports {
     /// nothing to store.
     ///
     /// # Errors
-    /// See [`crate::Volume`]; `NoSuchVolume`. An error loses nothing.
+    /// See [`crate::Volume`]; `NoSuchVolume`; `Closed` if the volume is released meanwhile, which does
+    /// not always store everything (after `Interrupted` it does not). An error loses nothing.
     pub async fn store(&self, name: &str) -> Result<()> {
         // Not under the lock, because storing may take long.
         let attached = self.table.lock(name).await.volume().cloned();
         match attached {
-            Some(volume) => match volume.store().await {
-                // It was released meanwhile, with everything stored.
-                Err(Error::Closed) => Ok(()),
-                stored => stored,
-            },
+            Some(volume) => volume.store().await,
             None => self.volumes.info(name).await.map(drop),
         }
     }
