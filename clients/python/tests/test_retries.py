@@ -85,9 +85,10 @@ def test_a_refused_change_is_repeated_if_it_has_no_condition(peer: Peer, connect
         lambda: client.copy("object", "other"),
     ):
         peer.responses, peer.requests = [BUSY], []
-        with pytest.raises(Unavailable, match="busy"):
+        with pytest.raises(Unavailable, match="busy") as busy:
             call()
         assert len(peer.requests) == 1
+        assert busy.value.is_outcome_unknown, "it may be made, and not as durable as requested"
 
 
 def test_repeats_have_a_limit(peer: Peer, connect: Connect) -> None:
@@ -95,6 +96,7 @@ def test_repeats_have_a_limit(peer: Peer, connect: Connect) -> None:
     with pytest.raises(Unavailable, match="busy") as busy:
         connect(peer.url).get("object")
     assert (busy.value.status, busy.value.retry_after) == (503, 0.0)
+    assert not busy.value.is_outcome_unknown
     assert peer.requests == ["GET"] * 3
 
 

@@ -168,7 +168,7 @@ class Transport:
         finally:
             self._slots.release()
         if response.status >= 400:
-            raise refusal(response)
+            raise refusal(call, response)
         try:
             return call.parse(response)
         except (KeyError, TypeError, ValueError) as error:
@@ -263,7 +263,7 @@ def close_all(connections: list[Idle]) -> None:
         idle.connection.close()
 
 
-def refusal(response: Response) -> CachedError:
+def refusal(call: Call[T], response: Response) -> CachedError:
     """Returns the exception for a response of status 400 or above."""
     status, line = response.status, response.body.decode(errors="replace").strip()
     if response.headers.get("content-type", "").startswith("application/json"):
@@ -278,5 +278,8 @@ def refusal(response: Response) -> CachedError:
     if status in (408, 503):
         after = response.headers.get("retry-after", "")
         is_number = status == 503 and after.isascii() and after.isdigit()
-        return Unavailable(line, status=status, retry_after=float(after) if is_number else None)
+        wait = float(after) if is_number else None
+        # A change that is not yet as durable as requested has been made, and is answered with 503.
+        is_unknown = status == 503 and not call.is_read
+        return Unavailable(line, status=status, retry_after=wait, is_outcome_unknown=is_unknown)
     return BY_STATUS.get(status, ServerError)(line, status=status)
