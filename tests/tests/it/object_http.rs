@@ -483,7 +483,10 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
         let head = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
         client.send(head.as_bytes());
         let _ = client.stream.write_all(body.as_bytes());
-        let _ = client.stream.shutdown(std::net::Shutdown::Write);
+        // A client that closes its direction early may get no response.
+        if !is_whole {
+            let _ = client.stream.shutdown(std::net::Shutdown::Write);
+        }
         let status = client.answer(false).map(|answer| answer.status);
         assert_eq!(status == Some(201), is_whole, "{body:?}: {status:?}");
         assert_eq!(node.get(&path).status, if is_whole { 200 } else { 404 }, "{body:?}");
