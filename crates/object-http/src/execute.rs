@@ -268,6 +268,16 @@ impl Connection {
                 }
             },
         };
+        if from == to.object {
+            // The object can have only one condition, and it exists if it can be copied.
+            if to.condition == Require::Absent {
+                self.info(&from).await?;
+                return Err(Error::Exists.into());
+            }
+            let reply =
+                self.change(&to, Operand::Copy { from, from_condition }, Condition::None, None).await?;
+            return Ok(changed(StatusCode::NO_CONTENT, Some(reply.version), reply.durability));
+        }
         let charge = self.charge(0).await?;
         let (reply, is_new) = self.replace(to, Operand::Copy { from, from_condition }, charge).await?;
         let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };

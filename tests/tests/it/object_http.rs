@@ -259,6 +259,12 @@ fn objects_have_versions_ranges_conditions_and_listings() {
     // A range of another version is not joined to what the client has.
     let whole = ask("GET /ns/x", &format!("Range: bytes=1-\r\nIf-Range: {etag}\r\n"));
     assert_eq!((whole.status, &whole.body[..]), (200, &b"new"[..]));
+    // A copy onto itself has the conditions of any other copy.
+    let onto_itself = |headers: &str| ask("COPY /ns/x", &format!("Destination: /ns/x\r\n{headers}"));
+    assert_eq!(onto_itself(&format!("If-Match: {etag}\r\n")).status, 412);
+    assert_eq!(onto_itself(&format!("If-Match: {}\r\nOverwrite: F\r\n", replaced.etag())).status, 412);
+    let replaced = onto_itself(&format!("If-Match: {}\r\n", replaced.etag()));
+    assert_eq!((replaced.status, node.get("/ns/x").body), (204, b"new".to_vec()));
     assert_eq!(ask("DELETE /ns/x", &format!("If-Match: {etag}\r\n")).status, 412);
     assert_eq!(ask("DELETE /ns/x", &format!("If-Match: {}\r\n", replaced.etag())).status, 204);
     assert_eq!(ask("COPY /ns/x", "Destination: /ns/y\r\n").status, 404);
