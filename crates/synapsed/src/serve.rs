@@ -358,8 +358,7 @@ fn announce(
     admin: Option<&AdminServer>,
 ) {
     let cache = if config.objects.is_some() { "a cache over " } else { "" };
-    let listeners =
-        bound.iter().map(|address| format!("synapsed: {cache}{} at {address}\n", config.backend));
+    let listeners = bound.iter().map(|address| format!("synapsed: {cache}{} at {address}\n", config.backend));
     let http = http.map(|http| http.server.urls()).unwrap_or_default();
     let http = http.iter().map(|url| format!("synapsed: objects over HTTP on {url}\n"));
     let admin = admin.map(AdminServer::urls).unwrap_or_default();
