@@ -386,6 +386,8 @@ impl Connection {
         // Every value can be written.
         let mut text = serde_json::to_vec(&document).unwrap_or_default();
         text.push(b'\n');
+        // Only the text itself is counted until the client has it.
+        text.shrink_to_fit();
         let text = Segments::from(Bytes::from(text));
         Ok(content(StatusCode::OK, "application/json", text, charge, &self.shared.sent_bytes))
     }
