@@ -146,5 +146,6 @@ def _range(byte_range: ByteRequest | None) -> tuple[int, int | None]:
         case OffsetByteRequest(offset):
             return offset, None
         case SuffixByteRequest(suffix):
-            return -suffix, None
+            # -0 would be the whole object; an empty range is refused.
+            return (-suffix, None) if suffix else (0, 0)
     raise ValueError(f"Unexpected byte_range, got {byte_range!r}")
