@@ -1,6 +1,7 @@
 //! The bodies that a connection holds, counted against the budget of all connections from before
 //! they exist until they are freed; and how fast the client sends and receives them.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,8 +33,8 @@ struct State {
     receiving_bytes: u64,
     /// The bytes of responses that have not been sent.
     sending_bytes: u64,
-    /// The part of the present response that is not on its way to the socket yet.
-    unsent: Option<Arc<Mutex<Segments>>>,
+    /// The parts of the present response that are not on their way to the socket yet.
+    unsent: Option<Arc<Mutex<VecDeque<Segments>>>>,
 }
 
 /// Bytes that count against the budget until this is dropped, after the bytes themselves.
@@ -130,9 +131,10 @@ impl Memory {
     fn unpin(&self) {
         let unsent = self.state.lock().unsent.clone();
         if let Some(unsent) = unsent {
-            let mut unsent = unsent.lock();
-            if unsent.iter().any(|segment| segment.pin().is_some()) {
-                *unsent = Segments::from(unsent.to_bytes());
+            for part in unsent.lock().iter_mut() {
+                if part.iter().any(|segment| segment.pin().is_some()) {
+                    *part = Segments::from(part.to_bytes());
+                }
             }
         }
     }
@@ -163,7 +165,7 @@ impl Charge {
     }
 
     /// Makes this the memory of a response, of which `unsent` is not on its way to the socket yet.
-    pub(crate) fn of_response(&mut self, unsent: &Arc<Mutex<Segments>>) {
+    pub(crate) fn of_response(&mut self, unsent: &Arc<Mutex<VecDeque<Segments>>>) {
         let mut state = self.memory.state.lock();
         state.sending_bytes += self.bytes;
         state.unsent = Some(Arc::clone(unsent));

@@ -1,6 +1,7 @@
 //! Responses: their headers, their bodies, and the statuses of errors.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::IoSlice;
 use std::pin::Pin;
@@ -219,7 +220,8 @@ fn status_of(error: &Error) -> StatusCode {
 
 /// A body whose bytes are sent from where they are.
 struct Outgoing {
-    unsent: Arc<Mutex<Segments>>,
+    /// The parts that the HTTP library has not taken yet.
+    unsent: Arc<Mutex<VecDeque<Segments>>>,
     left_bytes: u64,
     charge: Arc<Charge>,
     counter: Arc<Counter>,
@@ -229,10 +231,31 @@ impl Outgoing {
     fn new(bytes: Segments, mut charge: Charge, counter: &Arc<Counter>) -> Outgoing {
         let left_bytes = bytes.len_bytes() as u64;
         charge.shrink(left_bytes);
-        let unsent = Arc::new(Mutex::new(bytes));
+        let unsent = Arc::new(Mutex::new(parts(&bytes)));
         charge.of_response(&unsent);
         Outgoing { unsent, left_bytes, charge: Arc::new(charge), counter: Arc::clone(counter) }
     }
+}
+
+/// Returns parts of [`PART_BYTES`], the last of which may be shorter. They are made at once: an object
+/// has a segment for every 4 KiB.
+fn parts(bytes: &Segments) -> VecDeque<Segments> {
+    let (mut parts, mut part) = (VecDeque::new(), Segments::new());
+    for segment in bytes {
+        let (len, mut from) = (segment.len_bytes(), 0);
+        while from < len {
+            let to = len.min(from + PART_BYTES - part.len_bytes());
+            part.push(segment.slice(from..to));
+            from = to;
+            if part.len_bytes() == PART_BYTES {
+                parts.push_back(std::mem::take(&mut part));
+            }
+        }
+    }
+    if !part.is_empty() {
+        parts.push_back(part);
+    }
+    parts
 }
 
 impl Body for Outgoing {
@@ -244,17 +267,11 @@ impl Body for Outgoing {
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Data>, Self::Error>>> {
         let this = self.get_mut();
-        let mut unsent = this.unsent.lock();
-        let len = unsent.len_bytes();
-        if len == 0 {
-            return Poll::Ready(None);
-        }
-        let part_len = len.min(PART_BYTES);
-        let part = unsent.slice(0..part_len);
-        *unsent = unsent.slice(part_len..len);
-        drop(unsent);
-        this.left_bytes -= part_len as u64;
-        this.counter.add(part_len as u64);
+        let part = this.unsent.lock().pop_front();
+        let Some(part) = part else { return Poll::Ready(None) };
+        let part_bytes = part.len_bytes() as u64;
+        this.left_bytes -= part_bytes;
+        this.counter.add(part_bytes);
         let part = Part { bytes: part.into(), _charge: Arc::clone(&this.charge) };
         Poll::Ready(Some(Ok(Frame::data(Box::new(part) as Data))))
     }
@@ -295,6 +312,29 @@ impl Buf for Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blocker::Segment;
+
+    #[test]
+    fn a_body_is_sent_in_parts_with_every_byte_once() {
+        for lens in
+            [&[][..], &[1], &[PART_BYTES], &[PART_BYTES + 1], &[4096; 40], &[7, PART_BYTES, 3 * PART_BYTES]]
+        {
+            let whole: Vec<u8> = (0..lens.iter().sum::<usize>()).map(|at| (at % 251) as u8).collect();
+            let mut rest = &whole[..];
+            let segments = lens.iter().map(|len| {
+                let (first, after) = rest.split_at(*len);
+                rest = after;
+                Segment::copied(first)
+            });
+            let segments: Segments = segments.collect();
+            let parts = parts(&segments);
+            let sent: Vec<u8> = parts.iter().flat_map(Segments::to_vec).collect();
+            assert!(sent == whole, "{lens:?}");
+            let is_full = |part: &Segments| part.len_bytes() == PART_BYTES;
+            assert!(parts.iter().rev().skip(1).all(is_full), "{lens:?}");
+            assert!(parts.iter().all(|part| (1..=PART_BYTES).contains(&part.len_bytes())), "{lens:?}");
+        }
+    }
 
     #[test]
     fn each_error_has_a_status_and_one_line() {
