@@ -27,9 +27,9 @@ class Client:
     - `connections_max` calls run at a time; others wait, for `timeout` seconds at most.
     - `tls` replaces Python's default settings for TLS clients.
 
-    A call is repeated up to `retries` times if it cannot have changed anything: if there was no
-    connection, if the server refused it with `Retry-After` (of at most five seconds), or if the
-    connection of a read broke. Nothing is repeated after a timeout, and no change whose outcome is
+    A call is repeated up to `retries` times: if there was no connection; a read, or a `put` without
+    a condition, if the server refused it with `Retry-After` (of at most five seconds); a read if its
+    connection broke. Nothing is repeated after a timeout, and no other change whose outcome is
     unknown, which `Unavailable` states.
 
     Each method raises a `CachedError` if it fails, and `ValueError` for a mistake that is seen
