@@ -34,16 +34,22 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Returns the facts, as far as the system tells them; `None` without such a process here.
-    pub(super) fn read(pid: u64) -> Option<Self> {
+    /// Returns the facts, as far as the system tells them; `None` if no process here has this number
+    /// and executes this program. A container may have the host's name, but numbers of its own.
+    pub(super) fn read(pid: u64, program: &str) -> Option<Self> {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
         let cgroup = read("cgroup").unwrap_or_default();
         let path = cgroup.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
         let memory_limits = Path::new("/sys/fs/cgroup").join(path);
         let memory_limits = memory_limits.ancestors().take_while(|path| path.starts_with("/sys/fs/cgroup"));
         let memory_limits = memory_limits.filter_map(|path| number(&path.join("memory.max"))).collect();
+        let status = read("status").ok()?;
+        let name = status.lines().find_map(|line| line.strip_prefix("Name:"))?;
+        if !name.trim_start().starts_with(program) {
+            return None;
+        }
         Some(Self {
-            status: read("status").ok()?,
+            status,
             limits: read("limits").unwrap_or_default(),
             mounts: read("mountinfo").unwrap_or_default(),
             memory_limits,
@@ -338,8 +344,9 @@ mod tests {
 
     #[test]
     fn this_process_is_read() {
-        let process = Process::read(std::process::id().into()).expect("this process");
+        let own = std::process::id().into();
+        let process = Process::read(own, "cachectl").expect("this process");
         assert!(process.user().is_some() && !process.groups().is_empty() && !process.mounts.is_empty());
-        assert!(Process::read(u64::MAX).is_none());
+        assert!(Process::read(u64::MAX, "cachectl").is_none() && Process::read(own, "cached").is_none());
     }
 }

@@ -116,8 +116,11 @@ impl Server {
         })
     }
 
-    fn is_local(&self) -> bool {
-        self.status["host"].as_str() == rustix::system::uname().nodename().to_str().ok()
+    /// Returns the server's process, if it is visible here.
+    fn process(&self) -> Option<Process> {
+        let is_here = self.status["host"].as_str() == rustix::system::uname().nodename().to_str().ok();
+        let (pid, program) = (self.status["pid"].as_u64()?, self.status["program"].as_str()?);
+        is_here.then(|| Process::read(pid, program)).flatten()
     }
 }
 
@@ -150,10 +153,9 @@ impl Doctor {
             (None, Some(server)) => Some(Settings::of_server(&server.config)),
             (None, None) => None,
         };
-        let is_here = server.as_ref().is_none_or(Server::is_local);
-        if is_here {
-            let pid = server.as_ref().and_then(|server| server.status["pid"].as_u64());
-            let process = pid.and_then(Process::read);
+        let process = server.as_ref().and_then(Server::process);
+        // Without a server, the file is meant for this host.
+        if process.is_some() || server.is_none() {
             checks.push(host::synchronised());
             if let Some(settings) = &settings {
                 checks.extend(host::limits(
@@ -168,7 +170,9 @@ impl Doctor {
             }
         } else if let Some(server) = &server {
             let line = format!(
-                "not checked: the server runs on {}; run cachectl doctor there too",
+                "not checked: the server's process {} on {} is not visible here; run cachectl doctor on its host (in \
+                 its container, if it has one), as root or as the server's user",
+                server.status["pid"],
                 line_of(server.status["host"].as_str().unwrap_or("another host"))
             );
             checks.push(Check::warning("host", line));
