@@ -128,31 +128,31 @@ pub(super) fn synchronised() -> Check {
     }
 }
 
-/// Checks limits of descriptors and of memory.
-pub(super) fn limits(settings: &Settings, status: Option<&Value>, process: Option<&Process>) -> Vec<Check> {
-    let mut checks = Vec::new();
-    if let Some(status) = status {
-        let parts =
-            ["memcached", "synapse", "nbd", "s3", "admin"].map(|part| format!("{part}.connections_max"));
-        let files = ["objects.backend.open_files_max", "backend.open_files_max"].map(str::to_owned);
-        let needed = parts.iter().chain(&files).filter_map(|key| settings.number(key)).sum::<u64>();
-        let counts = &status["process"];
-        checks.push(descriptors(
-            needed + FURTHER_DESCRIPTORS,
-            counts["max_fds"].as_u64().unwrap_or(0),
-            counts["open_fds"].as_u64().unwrap_or(0),
+/// Checks limits of descriptors and of memory of a process with these settings.
+pub(super) fn limits(settings: &Settings, status: &Value, process: &Process) -> Vec<Check> {
+    let parts =
+        ["memcached", "synapse", "nbd", "s3", "admin"].map(|part| format!("{part}.connections_max"));
+    let files = ["objects.backend.open_files_max", "backend.open_files_max"].map(str::to_owned);
+    let needed = parts.iter().chain(&files).filter_map(|key| settings.number(key)).sum::<u64>();
+    let counts = &status["process"];
+    let mut checks = vec![descriptors(
+        needed + FURTHER_DESCRIPTORS,
+        counts["max_fds"].as_u64().unwrap_or(0),
+        counts["open_fds"].as_u64().unwrap_or(0),
+    )];
+    let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let machine = machine.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    let needed = status["memory_bytes_max"].as_u64().unwrap_or(0);
+    if needed > 0 {
+        checks.push(memory(
+            needed + BEYOND_LIMITS_BYTES,
+            machine.map(|kib| kib << 10),
+            &process.memory_limits,
         ));
-        let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-        let machine = machine.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        let groups = process.map(|process| process.memory_limits.clone()).unwrap_or_default();
-        let needed = status["memory_bytes_max"].as_u64().unwrap_or(0);
-        if needed > 0 {
-            checks.push(memory(needed + BEYOND_LIMITS_BYTES, machine.map(|kib| kib << 10), &groups));
-        }
-        if let Some(process) = process.filter(|_| settings.is("process.lock_memory")) {
-            checks.push(locked(needed, process.locked_bytes_max()));
-        }
+    }
+    if settings.is("process.lock_memory") {
+        checks.push(locked(needed, process.locked_bytes_max()));
     }
     checks
 }

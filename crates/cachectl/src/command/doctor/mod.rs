@@ -157,12 +157,12 @@ impl Doctor {
         // Without a server, the file is meant for this host.
         if process.is_some() || server.is_none() {
             checks.push(host::synchronised());
+            if let (Some(server), Some(process)) = (&server, &process) {
+                // What the process needs depends on the configuration in force, not on a file.
+                let in_force = Settings::of_server(&server.config);
+                checks.extend(host::limits(&in_force, &server.status, process));
+            }
             if let Some(settings) = &settings {
-                checks.extend(host::limits(
-                    settings,
-                    server.as_ref().map(|server| &server.status),
-                    process.as_ref(),
-                ));
                 checks.extend(host::kernel(settings, process.as_ref()));
                 checks.extend(disks::all(settings, process.as_ref()));
                 checks.extend(host::certificates(settings, unix_ms() / 1000));
