@@ -1,5 +1,6 @@
 //! Checks of the directories of the store and the journal, and of their file systems.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -47,6 +48,11 @@ pub(super) fn all(settings: &Settings, process: Option<&Process>) -> Vec<Check> 
         match Directory::read(name, path.as_ref(), limit, mounts) {
             Ok(directory) => {
                 checks.extend(directory.check(process.map(|process| (process.user(), process.groups()))));
+            }
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                let line =
+                    format!("{path}: not checked: {error}; run doctor as root or as the server's user");
+                checks.push(Check::warning(name, line));
             }
             Err(error) => {
                 checks.push(Check::problem(name, format!("{path}: {error}: create it, or mount its disk")));

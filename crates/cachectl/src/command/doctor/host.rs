@@ -1,7 +1,7 @@
 //! Checks of the host and of the server's process: clocks, limits, memory, settings of the kernel,
 //! certificates, files of secrets.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cached_config::secret_warning;
 use serde_json::Value;
@@ -261,7 +261,7 @@ pub(super) fn kernel(settings: &Settings, process: Option<&Process>) -> Vec<Chec
 /// Checks the expiry of the certificates of listeners.
 pub(super) fn certificates(settings: &Settings, now_unix_secs: u64) -> Vec<Check> {
     let files = settings.files(&["tls.chain_file"]);
-    let check = |(key, path): (&str, std::path::PathBuf)| match cached_tls::expiry_of(&path) {
+    let check = |(key, path): (&str, PathBuf)| match cached_tls::expiry_of(&path) {
         Ok(Some(expiry)) => certificate(key, expiry, now_unix_secs),
         Ok(None) => {
             Check::warning("certificate", format!("{key}: {} has no date that can be read", path.display()))
@@ -306,22 +306,34 @@ pub(super) fn secrets(settings: &Settings) -> Vec<Check> {
     ];
     let further = [".keyring", ".credentials_file"];
     let files = settings.files(&[&ends[..], &further[..]].concat());
-    let warnings: Vec<_> = files.iter().filter_map(|(_, path)| secret_warning(path)).collect();
-    if warnings.is_empty() && !files.is_empty() {
-        return vec![Check::ok("secrets", "only their owners can read the files of secrets")];
+    let check = |(key, path): &(&str, PathBuf)| match path.metadata() {
+        Ok(_) => secret_warning(path).map(|line| Check::warning("secrets", line)),
+        Err(error) => {
+            let path = path.display();
+            let line =
+                format!("{key}: not checked: {path}: {error}; run doctor as root or as the server's user");
+            Some(Check::warning("secrets", line))
+        }
+    };
+    let mut checks: Vec<_> = files.iter().filter_map(check).collect();
+    if checks.is_empty() && !files.is_empty() {
+        checks.push(Check::ok("secrets", "only their owners can read the files of secrets"));
     }
-    warnings.into_iter().map(|line| Check::warning("secrets", line)).collect()
+    checks
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Level;
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn each_check_tells_what_to_do() {
         const GIB: u64 = 1 << 30;
         const DAY: u64 = 24 * 3600;
+        let entries = json!([{ "key": "admin.token_file", "value": "\"/no/file\"" }]);
+        let settings = Settings::of_server(&json!({ "entries": entries }));
         for (check, level, words) in [
             (clocks(0), Level::Ok, "agrees"),
             (clocks(5_500), Level::Warning, "5.5 s apart"),
@@ -333,6 +345,7 @@ mod tests {
             (memory(GIB, None, &[4 * GIB, 2 * GIB]), Level::Ok, "1 GiB"),
             (memory(GIB, Some(8 * GIB), &[4 * GIB, GIB / 2]), Level::Problem, "its cgroup allows 512 MiB"),
             (memory(3 * GIB, Some(2 * GIB), &[]), Level::Problem, "the machine has 2 GiB"),
+            (secrets(&settings).remove(0), Level::Warning, "admin.token_file: not checked: /no/file: No such file"),
             (locked(GIB, None), Level::Ok, "can be locked"),
             (locked(GIB, Some(64 << 10)), Level::Problem, "LimitMEMLOCK=infinity"),
             (certificate("admin.tls.chain_file", 100 * DAY, 10 * DAY), Level::Ok, "90 more days"),
