@@ -25,8 +25,8 @@ struct Directory<'a> {
     bytes: u64,
     free_files: u64,
     files: u64,
-    /// The space that the part will still allocate.
-    needed_bytes: u64,
+    /// The space that the part will still allocate; `None` if nothing limits it.
+    needed_bytes: Option<u64>,
 }
 
 /// Checks the directories that the configuration names.
@@ -88,7 +88,7 @@ impl<'a> Directory<'a> {
             bytes: space.f_blocks.saturating_mul(space.f_frsize),
             free_files: space.f_favail,
             files: space.f_files,
-            needed_bytes: limit.saturating_sub(used),
+            needed_bytes: (limit > 0).then(|| limit.saturating_sub(used)),
         })
     }
 
@@ -134,19 +134,25 @@ impl<'a> Directory<'a> {
             );
             checks.push(Check::problem(name, line));
         }
-        let (free, needed) = (shown_size(self.free_bytes), shown_size(self.needed_bytes));
-        if self.free_bytes < self.needed_bytes {
-            let line = format!(
-                "{path} has {free} free, and {needed} will be allocated: free space or lower limit_bytes"
-            );
-            checks.push(Check::problem(name, line));
-        } else if self.free_bytes < self.bytes / 100 {
-            checks.push(Check::problem(name, format!("{path} is full, {free} are free: free space now")));
-        } else if self.free_bytes < self.bytes / 10 {
-            checks.push(Check::warning(
-                name,
-                format!("{path} has only {free} free, less than a tenth: free space"),
-            ));
+        let free = shown_size(self.free_bytes);
+        match self.needed_bytes {
+            Some(needed) if self.free_bytes < needed => {
+                let needed = shown_size(needed);
+                let line = format!(
+                    "{path} has {free} free, and {needed} will be allocated: free space or lower limit_bytes"
+                );
+                checks.push(Check::problem(name, line));
+            }
+            // A disk of its own may be as large as the journal.
+            Some(_) => {}
+            None if self.free_bytes < self.bytes / 100 => {
+                checks.push(Check::problem(name, format!("{path} is full, {free} are free: free space now")));
+            }
+            None if self.free_bytes < self.bytes / 10 => {
+                let line = format!("{path} has only {free} free, less than a tenth: free space");
+                checks.push(Check::warning(name, line));
+            }
+            None => {}
         }
         // Some file systems have no fixed number of files.
         if self.files > 0 && self.free_files < self.files / 100 {
@@ -222,7 +228,7 @@ mod tests {
             bytes: 100 * GIB,
             free_files: 1000,
             files: 1000,
-            needed_bytes: 0,
+            needed_bytes: None,
         }
     }
 
@@ -242,7 +248,8 @@ mod tests {
             (with(&|of| of.kind = "tmpfs".into()), Level::Problem, "use a disk"),
             (with(&|of| of.kind = "nfs4".into()), Level::Warning, "use a local disk"),
             (with(&|of| of.options = vec!["barrier=0".into()]), Level::Problem, "barrier=0"),
-            (with(&|of| of.needed_bytes = 51 * GIB), Level::Problem, "51 GiB will be allocated"),
+            (with(&|of| of.needed_bytes = Some(51 * GIB)), Level::Problem, "51 GiB will be allocated"),
+            (with(&|of| (of.needed_bytes, of.free_bytes) = (Some(0), 0)), Level::Ok, "ext4"),
             (with(&|of| of.free_bytes = 5 * GIB), Level::Warning, "only 5 GiB free"),
             (with(&|of| of.free_bytes = 0), Level::Problem, "full"),
             (with(&|of| of.free_files = 3), Level::Problem, "3 more files"),
