@@ -126,9 +126,7 @@ impl<'a> Directory<'a> {
             }
             _ => {}
         }
-        if let Some(option) =
-            ["nobarrier", "barrier=0", "data=writeback"].into_iter().find(|option| has(option))
-        {
+        if let Some(option) = ["nobarrier", "barrier=0"].into_iter().find(|option| has(option)) {
             let line = format!(
                 "{path} is mounted with {option}: a loss of power loses synced data; remove the option"
             );
