@@ -78,8 +78,15 @@ impl Process {
         self.numbers("VmSwap:").first().map_or(0, |kib| kib << 10)
     }
 
-    /// Returns the limit of locked memory in bytes; `None` without one.
+    /// Returns the limit of locked memory in bytes; `None` without one, or if the process is
+    /// privileged to lock more.
     fn locked_bytes_max(&self) -> Option<u64> {
+        const CAP_IPC_LOCK: u32 = 14;
+        let capabilities = self.status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let capabilities = capabilities.and_then(|line| u64::from_str_radix(line.trim(), 16).ok());
+        if capabilities.is_some_and(|all| all & (1 << CAP_IPC_LOCK) != 0) {
+            return None;
+        }
         let line = self.limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
         line.split_whitespace().next()?.parse().ok()
     }
@@ -194,9 +201,14 @@ fn memory(needed: u64, machine: Option<u64>, groups: &[u64]) -> Check {
                 shown_size(machine)
             ),
         ),
-        _ => Check::ok(
+        (Some(_), _) => Check::ok(
             "memory",
             format!("the server uses at most {shown}, which the host and its cgroup allow"),
+        ),
+        // With the cgroups of version 1, and in a cgroup without limits.
+        (None, _) => Check::ok(
+            "memory",
+            format!("the server uses at most {shown}, which the host has; its cgroup has no known limit"),
         ),
     }
 }
@@ -341,11 +353,11 @@ mod tests {
             (descriptors(1000, 1000, 10), Level::Ok, "10 of 1000"),
             (descriptors(1000, 256, 10), Level::Warning, "LimitNOFILE="),
             (descriptors(1000, 256, 250), Level::Problem, "LimitNOFILE="),
-            (memory(GIB, Some(2 * GIB), &[]), Level::Ok, "1 GiB"),
-            (memory(GIB, None, &[4 * GIB, 2 * GIB]), Level::Ok, "1 GiB"),
+            (memory(GIB, None, &[4 * GIB, 2 * GIB]), Level::Ok, "its cgroup allow"),
+            (memory(GIB, Some(2 * GIB), &[]), Level::Ok, "no known limit"),
             (memory(GIB, Some(8 * GIB), &[4 * GIB, GIB / 2]), Level::Problem, "its cgroup allows 512 MiB"),
             (memory(3 * GIB, Some(2 * GIB), &[]), Level::Problem, "the machine has 2 GiB"),
-            (secrets(&settings).remove(0), Level::Warning, "admin.token_file: not checked: /no/file: No such file"),
+            (secrets(&settings).remove(0), Level::Warning, "admin.token_file: not checked: /no/file: "),
             (locked(GIB, None), Level::Ok, "can be locked"),
             (locked(GIB, Some(64 << 10)), Level::Problem, "LimitMEMLOCK=infinity"),
             (certificate("admin.tls.chain_file", 100 * DAY, 10 * DAY), Level::Ok, "90 more days"),
@@ -354,6 +366,17 @@ mod tests {
         ] {
             assert_eq!(check.level, level, "{check:?}");
             assert!(check.line.contains(words), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn a_privileged_process_locks_any_memory() {
+        let limits = "Limit   Soft Limit  Hard Limit  Units\nMax locked memory   8388608   8388608   bytes\n";
+        for (capabilities, right) in [("0000000000000000", Some(8 << 20)), ("0000000000004000", None)] {
+            let status = format!("Name:\tcached\nCapEff:\t{capabilities}\n");
+            let (limits, mounts, memory_limits) = (limits.to_owned(), String::new(), Vec::new());
+            let process = Process { status, limits, mounts, memory_limits };
+            assert_eq!(process.locked_bytes_max(), right);
         }
     }
 
