@@ -325,7 +325,8 @@ impl Call<'_> {
         let is_shown = !spec.is_server() && origin == Origin::Given("--backend");
         let asked = |failure: Failure| match is_shown {
             true => failure,
-            false => failure.asked(format_args!("the backend {spec} is {origin}")),
+            // Without its other keys, because a setting for librados can be a secret.
+            false => failure.asked(format_args!("the backend {} is {origin}", spec.table())),
         };
         let opened = Opened::open(&spec, secret.as_ref(), self.timeout, only_reads);
         let opened = opened.map_err(|error| asked(error.into()))?;

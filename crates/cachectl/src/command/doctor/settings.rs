@@ -74,8 +74,10 @@ fn shown(key: &str, value: &Value) -> String {
         ["secret", "password", "token", "key", "credential"].iter().any(|word| name.contains(word));
     match value {
         _ if has_secret && !is_path && value.is_str() => "(not shown)".to_owned(),
-        // What is passed to librados can be a key.
-        Value::String(_) if key.contains(".librados.") => "(not shown)".to_owned(),
+        // What is passed to librados can be a key; a store in one line has it as `librados.KEY=VALUE`.
+        Value::String(text) if key.contains(".librados.") || text.contains(",librados.") => {
+            "(not shown)".to_owned()
+        }
         Value::String(text) => without_user(text),
         Value::Table(table) => {
             let inner = table
@@ -122,13 +124,13 @@ mod tests {
 
     #[test]
     fn no_secret_is_shown() {
-        let table: Table =
-            "[s3]\nupstream = \"http://user:hidden@h:1/x\"\nupstream_access_key = \"hidden\"\n\
+        let table: Table = "backend = \"rados:vm,librados.key=hidden\"\n\
+            [s3]\nupstream = \"http://user:hidden@h:1/x\"\nupstream_access_key = \"hidden\"\n\
             upstream_secret_file = \"/path\"\n[objects.backend]\nkeyring = \"/ring\"\nheads_max = 7\n\
             librados = { key = \"hidden\", rados_x = \"hidden\" }\n\
             [[s3.buckets]]\nname = \"b\"\nsecret = \"hidden\"\n[memcached]\nlisten = [\"127.0.0.1:1\"]\n"
-                .parse()
-                .expect("TOML");
+            .parse()
+            .expect("TOML");
         let shown = Settings(keys(&table)).without_secrets().to_string();
         for present in ["http://h:1/x", "/path", "/ring", "127.0.0.1:1", "name = b", "\"7\""] {
             assert!(shown.contains(present), "{present} is missing in {shown}");
