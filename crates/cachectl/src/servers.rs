@@ -156,14 +156,15 @@ impl Servers<'_> {
 
     /// Returns whether a command that either side can answer asks the backend, over synapse: if the
     /// command line names a server as backend, and no admin listener; or if the chosen context
-    /// names only such a backend.
+    /// names only such a backend, and nothing else names another backend.
     pub(crate) fn prefer_synapse(&self) -> Result<bool, Failure> {
         if self.backend.is_some_and(|given| !given.is_environment && given.value.is_server()) {
             return Ok(self.admin.is_none_or(|given| given.is_environment));
         }
-        let names = ["--admin", "CACHECTL_ADMIN"];
-        let (_, origin) = choose(self.admin, names, self.context, || Ok(Contexts::read()?.in_use))?;
-        let context = self.context_of(&origin)?;
+        let in_use = || Contexts::read().map(|contexts| contexts.in_use);
+        let (_, of_admin) = choose(self.admin, ["--admin", "CACHECTL_ADMIN"], self.context, in_use)?;
+        let (_, of_backend) = choose(self.backend, ["--backend", "CACHECTL_BACKEND"], self.context, in_use)?;
+        let context = self.context_of(&of_admin)?.filter(|_| of_admin == of_backend);
         let is_server = |text: &String| text.starts_with("synapse:");
         Ok(context.is_some_and(|context| {
             context.admin.is_none() && context.backend.is_some_and(|text| is_server(&text))

@@ -99,6 +99,13 @@ fn the_first_of_option_environment_and_context_names_the_server() {
         (&[in_prod, ("CACHECTL_ADMIN_TOKEN_FILE", &other)], &["reload"], 0, "nothing has changed"),
         (&[in_prod], &["--admin-token-file", &other, "reload"], 4, "the token is not valid"),
         (&[("CACHECTL_CONTEXT", "objects")], &["namespace", "list"], 0, ""),
+        // The variable names another backend than the context.
+        (
+            &[("CACHECTL_CONTEXT", "objects"), ("CACHECTL_BACKEND", backend)],
+            &["namespace", "list"],
+            2,
+            "has no admin listener",
+        ),
         (&[], &["use", "gone"], 0, "context gone is in use"),
         (&[], &["health"], 5, "of context gone, named by cachectl use"),
         (&[in_prod], &["health"], 0, "ready"),
