@@ -230,13 +230,19 @@ impl Contexts {
         Some(folder.join("cachectl/contexts.toml"))
     }
 
-    /// Reads the file; a missing one has no contexts.
+    /// Reads the file; a missing one, or one in a directory that this user may not search, has no
+    /// contexts.
     ///
     /// # Errors
     /// The file cannot be read, others may change it, or it has a mistake.
     pub(crate) fn read() -> Result<Self, Failure> {
         let Some(path) = Self::path_if_any() else { return Ok(Self::default()) };
-        if std::fs::metadata(&path).is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        // A program that changes its user often keeps HOME, whose directories it may not search then.
+        let is_absent = |error: std::io::Error| {
+            use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
+            matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)
+        };
+        if std::fs::metadata(&path).is_err_and(is_absent) {
             return Ok(Self::default());
         }
         let failed = |why: String| Failure::usage(format!("{}: {why}", path.display()));

@@ -124,6 +124,9 @@ fn the_first_of_option_environment_and_context_names_the_server() {
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).expect("other permissions");
     let (code, text) = run(&[in_prod], &["health"]);
     assert_eq!((code, text.contains("others may change it (mode 666)")), (2, true), "{text}");
+    // There can be no file below a file, nor in a directory that this user may not search.
+    let (code, text) = cachectl(&file, &[], &["ls"]);
+    assert_eq!((code, text.contains("no backend is given")), (2, true), "{text}");
     // A server that the command line names does not depend on the file.
     assert_eq!(run(&[], &["--admin", &daemon.admin, "health"]).0, 0);
     let (status, log) = daemon.end();
