@@ -47,13 +47,14 @@ fn the_first_of_option_environment_and_context_names_the_server() {
     let (token, backend) = (token.as_str(), backend.as_str());
     let run = |environment: &[(&str, &str)], arguments: &[&str]| cachectl(home, environment, arguments);
     let add = ["contexts", "add", "prod", "--admin", &daemon.admin, "--admin-token-file", token, "--backend"];
-    let adds: [(&[&str], i32); 8] = [
+    let adds: [(&[&str], i32); 9] = [
         (&[&add[..], &[backend]].concat(), 0),
         // It is there already.
         (&[&add[..], &[backend]].concat(), 4),
         (&[&add[..], &[backend, "--replace"]].concat(), 0),
         (&["contexts", "add", "gone", "--admin", NOBODY], 0),
         (&["contexts", "add", "objects", "--backend", backend], 0),
+        (&["-b", backend, "contexts", "add", "before"], 0),
         (&["contexts", "add", "nothing"], 2),
         (&["contexts", "add", "relative", "--backend", "file:store"], 2),
         (&["contexts", "add", "a/b", "--admin", NOBODY], 2),
@@ -99,6 +100,7 @@ fn the_first_of_option_environment_and_context_names_the_server() {
         (&[in_prod, ("CACHECTL_ADMIN_TOKEN_FILE", &other)], &["reload"], 0, "nothing has changed"),
         (&[in_prod], &["--admin-token-file", &other, "reload"], 4, "the token is not valid"),
         (&[("CACHECTL_CONTEXT", "objects")], &["namespace", "list"], 0, ""),
+        (&[("CACHECTL_CONTEXT", "before")], &["namespace", "list"], 0, ""),
         // The variable names another backend than the context.
         (
             &[("CACHECTL_CONTEXT", "objects"), ("CACHECTL_BACKEND", backend)],

@@ -102,13 +102,16 @@ impl Add {
     fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let Self { name, backend, secret_file, replace } = self;
         let servers = call.servers;
+        // These options may precede the command, as for other commands.
+        let backend = backend.as_ref().or(by_option(servers.backend));
+        let secret_file = secret_file.as_deref().or(by_option(servers.secret_file));
         let admin = by_option(servers.admin).map(base_of).transpose()?;
         if admin.is_none() && backend.is_none() {
             return Err(Failure::usage("a context names a server: give --admin, --backend or both"));
         }
         let is_relative =
             |table: &BackendTable| matches!(table, BackendTable::File(file) if file.path.is_relative());
-        if backend.as_ref().is_some_and(|spec| is_relative(spec.table())) {
+        if backend.is_some_and(|spec| is_relative(spec.table())) {
             return Err(Failure::usage(
                 "--backend: a context needs an absolute path, as in file:/var/lib/cached",
             ));
@@ -117,8 +120,8 @@ impl Add {
             admin,
             admin_token_file: by_option(servers.token_file).map(absolute).transpose()?,
             admin_ca_file: by_option(servers.ca_file).map(absolute).transpose()?,
-            backend: backend.as_ref().map(ToString::to_string),
-            secret_file: secret_file.as_deref().map(absolute).transpose()?,
+            backend: backend.map(ToString::to_string),
+            secret_file: secret_file.map(absolute).transpose()?,
         };
         let mut all = Contexts::read()?;
         if all.contexts.contains_key(name) && !replace {
