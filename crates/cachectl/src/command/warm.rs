@@ -28,6 +28,9 @@ const STEP_BYTES: u64 = 1 << 20;
 /// The number of failed reads after which the command gives up.
 const FAILURES_MAX: u64 = 100;
 
+/// The time whose unused bytes may be read later, in addition to those of that time.
+const UNUSED_MAX: Duration = Duration::from_secs(1);
+
 /// The interval at which a waiting command looks for a signal.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -121,29 +124,41 @@ impl Warm {
         let (began, mut progress) = (Instant::now(), Progress::new(None));
         let mut in_flight = FuturesUnordered::new();
         let mut has_more = true;
+        // The time that these bytes take at the rate.
+        let time = |bytes: u64| {
+            self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 / rate as f64))
+        };
+        // The time by which the completed reads would have ended at the rate.
+        let mut paced = began;
         loop {
-            // The time for which reads must wait to keep the rate.
-            let due = self
-                .rate
-                .map_or(Duration::ZERO, |rate| Duration::from_secs_f64(done.bytes as f64 / rate as f64));
-            let wait = due.saturating_sub(began.elapsed());
-            while has_more && wait.is_zero() && in_flight.len() < self.concurrency as usize {
+            let now = Instant::now();
+            paced = paced.max(now.checked_sub(UNUSED_MAX).unwrap_or(now));
+            // The time for which the next read must wait to keep the rate. Those in flight count as
+            // if they were complete, so that many of them are no burst.
+            let wait = loop {
+                let due = paced + time(step * in_flight.len() as u64);
+                let wait = due.saturating_duration_since(now);
+                if !has_more || !wait.is_zero() || in_flight.len() >= self.concurrency as usize {
+                    break wait;
+                }
                 match queue.next(step)? {
                     Some((object, offset)) => {
                         in_flight.push(read(Arc::clone(&context.opened.backend), object, offset, step));
                     }
                     None => has_more = false,
                 }
-            }
+            };
+            let pause = if wait.is_zero() { TICK } else { wait.min(TICK) };
             if in_flight.is_empty() {
                 if !has_more {
                     return Ok(());
                 }
-                interrupt.sleep(wait.min(TICK))?;
+                interrupt.sleep(pause)?;
                 continue;
             }
             interrupt.check()?;
-            let Some(Some((object, offset, reply))) = block_on_for(in_flight.next(), TICK) else { continue };
+            let Some(Some((object, offset, reply))) = block_on_for(in_flight.next(), pause) else { continue };
+            paced += time(reply.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
             if let Some(rest) = done.note(object, offset, reply, step) {
                 queue.pieces.push_front(rest);
                 has_more = true;
