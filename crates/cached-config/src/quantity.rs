@@ -47,7 +47,9 @@ const SEC: u64 = 1_000_000;
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
-    let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
+    // Without a unit, no space may follow.
+    let is = |name: &str| name == unit || !name.is_empty() && name == unit.trim_start();
+    let (_, factor) = units.iter().find(|(name, _)| is(name))?;
     number.parse::<u64>().ok()?.checked_mul(*factor)
 }
 
@@ -208,8 +210,19 @@ mod tests {
         assert_eq!(parsed("0 KiB"), Some(0));
         assert_eq!(parsed("12"), Some(12));
         assert_eq!(parsed("20G"), parsed("20 GiB"));
-        let wrong =
-            ["1m", "1 MB", "1.5 GiB", "-1 KiB", "KiB", "", "1 KiB x", "1 kib", "16777216 TiB", " 1 KiB"];
+        let wrong = [
+            "1m",
+            "1 MB",
+            "1.5 GiB",
+            "-1 KiB",
+            "KiB",
+            "",
+            "1 KiB x",
+            "1 kib",
+            "16777216 TiB",
+            " 1 KiB",
+            "1 ",
+        ];
         for text in wrong {
             assert_eq!(parsed(text), None, "{text}");
         }
