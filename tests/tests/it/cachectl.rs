@@ -47,7 +47,7 @@ fn the_first_of_option_environment_and_context_names_the_server() {
     let (token, backend) = (token.as_str(), backend.as_str());
     let run = |environment: &[(&str, &str)], arguments: &[&str]| cachectl(home, environment, arguments);
     let add = ["contexts", "add", "prod", "--admin", &daemon.admin, "--admin-token-file", token, "--backend"];
-    let adds: [(&[&str], i32); 9] = [
+    let adds: [(&[&str], i32); 10] = [
         (&[&add[..], &[backend]].concat(), 0),
         // It is there already.
         (&[&add[..], &[backend]].concat(), 4),
@@ -56,6 +56,7 @@ fn the_first_of_option_environment_and_context_names_the_server() {
         (&["contexts", "add", "objects", "--backend", backend], 0),
         (&["-b", backend, "contexts", "add", "before"], 0),
         (&["contexts", "add", "nothing"], 2),
+        (&["contexts", "add", "secret", "--backend", "rados:vm,librados.key=secret"], 2),
         (&["contexts", "add", "relative", "--backend", "file:store"], 2),
         (&["contexts", "add", "a/b", "--admin", NOBODY], 2),
     ];

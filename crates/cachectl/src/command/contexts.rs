@@ -116,6 +116,13 @@ impl Add {
                 "--backend: a context needs an absolute path, as in file:/var/lib/cached",
             ));
         }
+        if let Some(BackendTable::Rados(rados)) = backend.map(BackendSpec::table)
+            && rados.librados.contains_key("key")
+        {
+            return Err(Failure::usage(
+                "--backend: a context keeps no secret: name the file of the key, as in keyring=/etc/ceph/keyring",
+            ));
+        }
         let context = Context {
             admin,
             admin_token_file: by_option(servers.token_file).map(absolute).transpose()?,
