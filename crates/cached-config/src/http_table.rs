@@ -9,8 +9,8 @@ use object_http::{Address, AddressError, Keys, PORT_DEFAULT, Server, ServerConfi
 
 use crate::config_file::{ConfigError, invalid};
 use crate::config_keys;
-use crate::quantity::Size;
 use crate::listeners::{Listening, exposure, restrict_socket, unix_mode};
+use crate::quantity::Size;
 use crate::tables::{check_tls, load_tls};
 
 config_keys! {
