@@ -13,7 +13,7 @@
 //! | module | content |
 //! |---|---|
 //! | `config` | the settings of a server, and its memory |
-//! | `request` | the head of a request as an [operation](request::Operation), without I/O |
+//! | `request` | the head of a request as an operation, without I/O |
 //! | `keys` | clients' keys and their rights |
 //! | `execute` | operations on a blocker |
 //! | `response` | responses, and the statuses of errors |
