@@ -256,7 +256,7 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
         "b",
         &["import-diff", "copy", "FILE:cut"],
         2,
-        "the stream ends too early; copy is what it was",
+        "the stream ends too early; copy is unchanged",
     );
     assert_eq!(place.ok("b", &["export", "copy"]), vec![0; MIB as usize]);
     place.ok("b", &["import-diff", "copy", "FILE:full"]);
@@ -266,7 +266,7 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
         "b",
         &["import-diff", "copy", "FILE:cut"],
         2,
-        "the stream ends too early; copy is what it was",
+        "the stream ends too early; copy is unchanged",
     );
     same(&place.ok("b", &["export", "copy"]), &before, "the volume before the stream");
     place.ok("b", &["import-diff", "copy", "FILE:change"]);

@@ -284,7 +284,7 @@ mod tests {
             (b"user:\n", "line 1 has no password"),
             (b"a:b\0c\n", "line 1 contains a NUL"),
             (b"a:b\rc:d\n", "line 1 contains a NUL or a carriage return"),
-            (b"a b:c\n", "line 1 contains a blank"),
+            (b"a b:c\n", "line 1 contains a space in the user name"),
             (&long, "line 1 is longer than 255 bytes"),
             (many.as_bytes(), "contains 1025 users"),
             (&vec![b'\n'; (1 << 20) + 1], "larger than 1048576 bytes"),
