@@ -2,7 +2,6 @@
 //! the service manager.
 
 use crate::log::{Format, print_panic};
-use crate::reload::keys;
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -41,14 +40,11 @@ impl Drain {
     }
 }
 
-/// Logs that a program starts: its version, and the path and text of its configuration file, if it
-/// has one, with the number of keys that the file sets.
-pub fn log_start(program: &str, version: &str, file: Option<(&Path, &str)>) {
-    let config = file.map(|(path, _)| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+/// Logs that a program starts: its version, and the path of its configuration file, if it has one.
+pub fn log_start(program: &str, version: &str, file: Option<&Path>) {
+    let config = file.map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
     let config = config.as_deref().map(|path| tracing::field::display(path.display()));
-    // A table that is repeated counts once.
-    let keys = file.and_then(|(_, text)| text.parse().ok()).map(|table| keys(&table).len());
-    tracing::info!(version, config, keys, "{program} starts");
+    tracing::info!(version, config, "{program} starts");
 }
 
 static FIRST_PANIC: OnceLock<String> = OnceLock::new();

@@ -112,7 +112,7 @@ fn serve(
     }
     let log = Log::install(settings.log);
     let logging = Logging::over(log.clone(), settings.log.level, settings.verbosity);
-    log_start("cached", env!("CARGO_PKG_VERSION"), config.path.as_deref().zip(config.text.as_deref()));
+    log_start("cached", env!("CARGO_PKG_VERSION"), config.path.as_deref());
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
     secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if tls.as_ref().is_some_and(|tls| settings.refuses_all_clients(tls)) {

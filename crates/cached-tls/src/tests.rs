@@ -62,7 +62,7 @@ fn mistakes_are_one_line() {
         assert!(lonely.contains("name a file of them"), "{lonely}");
     }
     let suite = error(TlsSettings { cipher_suites: vec!["AES".into()], ..settings(path) });
-    assert!(suite.starts_with("there is no cipher suite AES; there are TLS13_"), "{suite}");
+    assert!(suite.starts_with("AES is not a cipher suite; expected one of TLS13_"), "{suite}");
     let old = TlsSettings {
         cipher_suites: vec!["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256".into()],
         min_version: MinVersion::Tls13,

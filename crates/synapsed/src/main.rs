@@ -82,6 +82,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let signals = Signals::take_over().map_err(|error| Failure::new(Exit::Trouble, error))?;
     let log = Log::install(config.log);
-    log_start("synapsed", env!("CARGO_PKG_VERSION"), Some((path, &text)));
+    log_start("synapsed", env!("CARGO_PKG_VERSION"), Some(path));
     serve::run((&config, &text), loaded, path, &signals, &log)
 }

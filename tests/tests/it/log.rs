@@ -76,7 +76,7 @@ fn every_line_of_a_json_log_is_an_object() {
     let objects = objects(&server.log());
     let start = find(&objects, "cached starts");
     assert_eq!(start["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!((start["config"].as_str(), start["keys"].as_u64()), (Some(path.as_str()), Some(3)));
+    assert_eq!(start["config"].as_str(), Some(path.as_str()));
     for words in ["cached serves", "memory: ", "Gracefully stopping", "a signal requests the end"] {
         assert_eq!(find(&objects, words)["level"], "info");
     }
@@ -96,7 +96,7 @@ fn synapsed_has_the_same_lines() {
     assert!(status.success(), "{log}");
     let start = find(&objects, "synapsed starts");
     assert_eq!(start["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!((start["config"].as_str(), start["keys"].as_u64()), (Some(path.as_str()), Some(5)));
+    assert_eq!(start["config"].as_str(), Some(path.as_str()));
     find(&objects, "synapsed: memory: at unix:");
     find(&objects, "synapsed: admin on http://");
 }
@@ -109,7 +109,7 @@ fn a_start_is_logged_as_text_too() {
     let (_dir, path) = file("[log]\nlevel = \"info\"\n");
     let version = env!("CARGO_PKG_VERSION");
     for (args, words) in [
-        (format!("--config={path}"), format!("cached starts version={version} config={path} keys=1\n")),
+        (format!("--config={path}"), format!("cached starts version={version} config={path}\n")),
         (String::new(), format!("cached starts version={version}\n")),
     ] {
         let log = Server::start(&args).log();

@@ -192,12 +192,12 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
         assert_eq!(node.curl(&["-T", &file, "-H", "Transfer-Encoding: chunked", path]).0, 204);
         assert_eq!(node.curl(&[path]), (200, content.clone()));
         assert_eq!(node.curl(&["--range", "4090-200000", path]), (206, content[4090..=200_000].to_vec()));
-        let got = node.cachectl(&["get", "vm/disks/a b"]);
+        let got = node.cachectl(&["-n", "vm", "get", "disks/a b"]);
         assert!(got.status.success() && got.stdout == content, "{}", String::from_utf8_lossy(&got.stderr));
         // What `cachectl` writes is seen at once.
         let changed = node.daemon.path("changed");
         write(&changed, &content[1..], 0o600);
-        let put = node.cachectl(&["put", "vm/disks/a b", &changed.display().to_string()]);
+        let put = node.cachectl(&["-n", "vm", "put", "disks/a b", &changed.display().to_string()]);
         assert!(put.status.success(), "{}", text(&put));
         assert_eq!(node.curl(&[path]), (200, content[1..].to_vec()));
         assert_eq!(node.curl(&["-T", &file, path]).0, 204);
@@ -207,14 +207,14 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
         let destination = "Destination: /vm/copy";
         assert_eq!(node.curl(&["-X", "COPY", "-H", destination, path]).0, 201);
         assert_eq!(node.curl(&["-X", "COPY", "-H", destination, "-H", "Overwrite: F", path]).0, 412);
-        assert_eq!(node.cachectl(&["get", "vm/copy"]).stdout, content);
+        assert_eq!(node.cachectl(&["-n", "vm", "get", "copy"]).stdout, content);
         let (status, listing) = node.curl(&["http://{}/vm/?prefix=disks/"]);
         let listing: serde_json::Value = serde_json::from_slice(&listing).expect("JSON");
         assert_eq!((status, &listing["objects"][0]["name"]), (200, &"disks/a b".into()), "{listing}");
         assert_eq!(node.curl(&["-X", "DELETE", path]).0, 204);
         assert_eq!(node.curl(&["-X", "DELETE", path]).0, 404);
         assert_eq!(node.curl(&[path]).0, 404);
-        assert!(node.cachectl(&["get", "vm/copy"]).status.success());
+        assert!(node.cachectl(&["-n", "vm", "get", "copy"]).status.success());
     });
 }
 

@@ -226,7 +226,10 @@ fn a_refusal_is_one_line_and_an_exit_code() {
         let answer = [(status, json!({ "error": reason }))];
         let (found, _, error, _) = run(&["flatten", "disk"], &answer);
         assert_eq!(found, Some(code), "{status}: {error}");
-        assert!(error.contains(": the volume is in use by \"a[2J\"; ") && error.lines().count() == 1, "{error:?}");
+        assert!(
+            error.contains(": the volume is in use by \"a[2J\"; ") && error.lines().count() == 1,
+            "{error:?}"
+        );
         let (_, _, error, _) = run(&["--json", "flatten", "disk"], &answer);
         assert!(error.contains(&format!(r#""error":"{kind}""#)), "{status}: {error}");
     }

@@ -252,22 +252,12 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
     assert!(!place.is_there("b", "copy"));
     // Into an empty volume of another size.
     block_on(place.volumes("b").create("copy", MIB, Settings::default())).unwrap();
-    place.fails(
-        "b",
-        &["import-diff", "copy", "FILE:cut"],
-        2,
-        "the stream ends too early; copy is unchanged",
-    );
+    place.fails("b", &["import-diff", "copy", "FILE:cut"], 2, "the stream ends too early; copy is unchanged");
     assert_eq!(place.ok("b", &["export", "copy"]), vec![0; MIB as usize]);
     place.ok("b", &["import-diff", "copy", "FILE:full"]);
     let before = place.ok("b", &["export", "copy"]);
     cut("change");
-    place.fails(
-        "b",
-        &["import-diff", "copy", "FILE:cut"],
-        2,
-        "the stream ends too early; copy is unchanged",
-    );
+    place.fails("b", &["import-diff", "copy", "FILE:cut"], 2, "the stream ends too early; copy is unchanged");
     same(&place.ok("b", &["export", "copy"]), &before, "the volume before the stream");
     place.ok("b", &["import-diff", "copy", "FILE:change"]);
     // The volume was written since.

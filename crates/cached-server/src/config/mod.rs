@@ -42,7 +42,6 @@ pub use s3::{BucketTable, FreshSecs, FreshWord, S3Table, UpstreamAuthName};
 pub use s3_sidecar::Secrets as SidecarSecrets;
 pub use volumes::{FuaName, NbdTable, VolumesTable};
 
-use crate::objects::ListenerFiles;
 use crate::process;
 use cached_admin::Tokens;
 use cached_config::{Listening, check_addresses, load_tls, secret_warning};
@@ -51,8 +50,20 @@ use cached_memcached::exit_of_memory_file;
 use cached_memcached::settings::{ListenAddress, Settings};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
+use object_http::Keys;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// The contents of the files that the listeners for HTTP and NBD name.
+#[derive(Debug, Clone, Default)]
+pub struct ListenerFiles {
+    /// The certificates of the NBD listener.
+    pub nbd_tls: Option<Arc<ServerTls>>,
+    /// The keys of clients of the HTTP listener.
+    pub http_keys: Option<Keys>,
+    /// The certificates of the HTTP listener.
+    pub http_tls: Option<Arc<ServerTls>>,
+}
 
 /// The configuration of the program, from flags and file.
 #[derive(Debug, Clone, Default)]

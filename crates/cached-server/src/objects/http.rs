@@ -2,7 +2,8 @@
 //! cache. The addresses are bound again with each cache: a client that connects between two caches
 //! is refused, as it is during a restart.
 
-use super::{ListenerFiles, ListenerThreads, ObjectsError};
+use super::{ListenerThreads, ObjectsError};
+use crate::config::ListenerFiles;
 use blocker::Blocker;
 use cached_config::HttpTable;
 use object_http::Server;

@@ -25,7 +25,7 @@ mod volumes;
 pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
 
-use crate::config::{BackendTable, Config, ConfigError, Secrets};
+use crate::config::{BackendTable, Config, ConfigError, ListenerFiles, Secrets};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::slow::SlowLog;
@@ -33,8 +33,6 @@ use cached_config::StartError;
 use cached_memcached::ObjectStatistics;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
-use cached_tls::ServerTls;
-use object_http::Keys;
 use open::{ObjectListener, OpenObjects, Opening, Parts};
 use std::io;
 use std::path::Path;
@@ -95,17 +93,6 @@ impl ObjectsError {
             error @ (ObjectsError::Thread(_) | ObjectsError::Ended) => Failure::new(Exit::Trouble, error),
         }
     }
-}
-
-/// The contents of the files that the listeners for HTTP and NBD name.
-#[derive(Debug, Clone, Default)]
-pub struct ListenerFiles {
-    /// The certificates of the NBD listener.
-    pub nbd_tls: Option<Arc<ServerTls>>,
-    /// The keys of clients of the HTTP listener.
-    pub http_keys: Option<Keys>,
-    /// The certificates of the HTTP listener.
-    pub http_tls: Option<Arc<ServerTls>>,
 }
 
 /// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and

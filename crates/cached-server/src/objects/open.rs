@@ -7,8 +7,8 @@
 
 use super::http::HttpService;
 use super::volumes::{Kept, VolumeService, VolumesOpening};
-use super::{ListenerFiles, ListenerThreads, ObjectsError};
-use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
+use super::{ListenerThreads, ObjectsError};
+use crate::config::{BackendTable, ConfigError, ListenerFiles, ObjectsTable, Secrets, SynapseTable};
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Measurements, Traced};

@@ -217,7 +217,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
     }
     let text = "backend = { kind = \"file\", create = true, path = \"/proc/no/such\" }\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
-    assert!(error.contains("backend.path: /proc/no/such is not there, and cannot be made"), "{error}");
+    assert!(error.contains("backend.path: /proc/no/such does not exist and cannot be created"), "{error}");
     // An address already in use.
     let daemon = Daemon::start(dir.path(), "backend = \"memory:\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"memory:\"\n[synapse]\nlisten = [\"{}\"]\n", daemon.address);
