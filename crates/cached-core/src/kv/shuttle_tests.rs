@@ -317,7 +317,11 @@ fn a_prefix_ends_what_was_stored_before_and_nothing_else() {
             kv.set(b"b:1", b"stays").unwrap();
             let sweeper = {
                 let kv = kv.clone();
-                shuttle::thread::spawn(move || (0..3).for_each(|_| drop(kv.sweep_prefixes())))
+                shuttle::thread::spawn(move || {
+                    for _ in 0..3 {
+                        kv.sweep_prefixes();
+                    }
+                })
             };
             let writer = {
                 let kv = kv.clone();
