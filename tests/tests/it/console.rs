@@ -646,7 +646,7 @@ pub(crate) const PALE_TEXTS: &str = r#"(() => {
 /// Returns the elements that are inaccessible without sight or without a mouse.
 pub(crate) const UNUSABLE: &str = r#"(() => {
   const wrong = [];
-  const name = (one) => one.getAttribute("aria-label") || one.innerText || one.labels?.[0]?.innerText;
+  const name = (one) => one.getAttribute("aria-label") || one.innerText || one.labels?.[0]?.textContent;
   for (const one of document.querySelectorAll("button, input, select, svg[role=img], [role=region], [role=log]"))
     if (!name(one)?.trim()) wrong.push(`no name: ${one.outerHTML.slice(0, 80)}`);
   for (const one of document.querySelectorAll("svg"))
