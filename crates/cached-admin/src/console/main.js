@@ -215,9 +215,9 @@ function draw() {
   document.documentElement.dataset.drawn = status.now_unix_ms;
 }
 
-// The Escape key closes the dialog, unless a change is under way.
+// The Escape key closes the dialog, unless a change is under way. The event of a close comes later: the next dialog may be open by then.
 dialog.addEventListener("cancel", (event) => ui.action?.state === "running" && event.preventDefault());
-dialog.addEventListener("close", () => ui.action && cancel());
+dialog.addEventListener("close", () => ui.action && !dialog.open && cancel());
 addEventListener("resize", draw);
 document.addEventListener("visibilitychange", pollIfSeen);
 setInterval(() => feed.away && draw(), 1000);
