@@ -145,6 +145,11 @@ impl Browser {
     /// # Panics
     /// If the call fails, or takes too long.
     pub fn call(&mut self, method: &str, parameters: Value) -> Value {
+        self.try_call(method, parameters).unwrap_or_else(|error| panic!("{method}: {error}"))
+    }
+
+    /// Calls a method as [`call`](Self::call) does. The error is the browser's.
+    fn try_call(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.last_id += 1;
         let mut message = json!({ "id": self.last_id, "method": method, "params": parameters });
         if !self.session.is_empty() {
@@ -160,8 +165,10 @@ impl Browser {
             let message =
                 message.unwrap_or_else(|error| panic!("{method}: no answer of the browser: {error}"));
             if message["id"] == self.last_id {
-                assert!(message["error"].is_null(), "{method}: {}", message["error"]);
-                return message["result"].clone();
+                return match &message["error"] {
+                    Value::Null => Ok(message["result"].clone()),
+                    error => Err(error.clone()),
+                };
             }
             self.note(&message);
         }
@@ -209,12 +216,16 @@ impl Browser {
     /// # Panics
     /// If the script throws.
     pub fn evaluate(&mut self, script: &str) -> Value {
+        self.try_evaluate(script).unwrap_or_else(|error| panic!("Runtime.evaluate: {error}"))
+    }
+
+    fn try_evaluate(&mut self, script: &str) -> Result<Value, Value> {
         let parameters = json!({
             "expression": script, "returnByValue": true, "awaitPromise": true, "userGesture": true,
         });
-        let result = self.call("Runtime.evaluate", parameters);
+        let result = self.try_call("Runtime.evaluate", parameters)?;
         assert!(result["exceptionDetails"].is_null(), "{script}: {}", result["exceptionDetails"]);
-        result["result"]["value"].clone()
+        Ok(result["result"]["value"].clone())
     }
 
     /// Returns the page's visible text, with white space reduced to single spaces.
@@ -230,7 +241,15 @@ impl Browser {
     /// If the condition is not fulfilled in time, with the page's text.
     pub fn wait_for(&mut self, condition: &str) {
         let deadline = Instant::now() + DEADLINE;
-        while self.evaluate(&format!("Boolean({condition})")) != json!(true) {
+        let script = format!("Boolean({condition})");
+        loop {
+            match self.try_evaluate(&script) {
+                Ok(Value::Bool(true)) => return,
+                Ok(_) => {}
+                // The page that was asked is gone; the next one is asked the same.
+                Err(error) if error["message"] == "Inspected target navigated or closed" => {}
+                Err(error) => panic!("Runtime.evaluate: {error}"),
+            }
             if Instant::now() > deadline {
                 let (text, reports) = (self.text("body"), &self.reports);
                 panic!("not in time: {condition}\nthe page shows: {text}\nit reports: {reports:#?}");
