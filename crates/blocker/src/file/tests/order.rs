@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use super::simulated::Fault;
+use super::simulated::{Fault, SimulatedDisk};
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open, open_with};
 use crate::executor::block_on;
 use crate::file::FileStore;
@@ -43,6 +43,16 @@ fn buried(store: &FileStore, name: &str) {
     block_on(store.delete(DeleteRequest::new(id).stamp(Stamp::new(1, 2)))).unwrap();
 }
 
+/// Opens a store whose next listing removes the tombstone of `a`, because an epoch was claimed after
+/// the deletion.
+fn open_with_tombstone(disk: &SimulatedDisk) -> Arc<FileStore> {
+    let store = open(disk).unwrap();
+    buried(&store, "a");
+    claim(&store, 2).unwrap();
+    store.close().unwrap();
+    Arc::new(open(disk).unwrap())
+}
+
 fn list(store: &FileStore) -> Vec<Vec<u8>> {
     let listed = block_on(store.list(ListRequest::new(object("x").namespace))).unwrap();
     listed.entries.iter().map(|entry| entry.name.as_bytes().to_vec()).collect()
@@ -54,11 +64,7 @@ fn list(store: &FileStore) -> Vec<Vec<u8>> {
 fn a_listing_a_change_and_a_claim_do_not_wait_for_each_other() {
     for step in ["open", "after head", "unlink"] {
         let disk = new_disk();
-        let store = open(&disk).unwrap();
-        buried(&store, "a");
-        claim(&store, 2).unwrap();
-        store.close().unwrap();
-        let store = Arc::new(open(&disk).unwrap());
+        let store = open_with_tombstone(&disk);
         disk.hold(step, &file_of("a"));
         let lists = thread::spawn({
             let store = Arc::clone(&store);
@@ -91,11 +97,7 @@ fn a_listing_a_change_and_a_claim_do_not_wait_for_each_other() {
 #[test]
 fn a_tombstone_that_is_renewed_while_a_listing_looks_at_it_stays() {
     let disk = new_disk();
-    let store = open(&disk).unwrap();
-    buried(&store, "a");
-    claim(&store, 2).unwrap();
-    store.close().unwrap();
-    let store = Arc::new(open(&disk).unwrap());
+    let store = open_with_tombstone(&disk);
     disk.hold("after head", &file_of("a"));
     let lists = thread::spawn({
         let store = Arc::clone(&store);
