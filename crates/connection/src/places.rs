@@ -19,6 +19,16 @@ pub struct Limits {
     pub peer_connections_max: u32,
 }
 
+impl Limits {
+    /// Returns the limits that a configuration sets: without a limit per address, one address may
+    /// have half of all connections.
+    #[must_use]
+    pub fn new(connections_max: u32, peer_connections_max: Option<u32>) -> Self {
+        let peer_connections_max = peer_connections_max.unwrap_or(connections_max.div_ceil(2));
+        Self { connections_max, peer_connections_max }
+    }
+}
+
 /// The reason why a connection is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {

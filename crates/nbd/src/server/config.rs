@@ -119,8 +119,7 @@ impl ServerConfig {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        let peer_connections_max = self.peer_connections_max.unwrap_or(self.connections_max.div_ceil(2));
-        Limits { connections_max: self.connections_max, peer_connections_max }
+        Limits::new(self.connections_max, self.peer_connections_max)
     }
 
     pub(crate) fn tls_mode(&self) -> TlsMode {

@@ -192,8 +192,7 @@ impl fmt::Debug for ServerConfig {
 
 impl ServerConfig {
     pub(super) fn connections(&self) -> Limits {
-        let peer_connections_max = self.peer_connections_max.unwrap_or(self.connections_max.div_ceil(2));
-        Limits { connections_max: self.connections_max, peer_connections_max }
+        Limits::new(self.connections_max, self.peer_connections_max)
     }
 }
 
