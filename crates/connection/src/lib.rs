@@ -1,4 +1,6 @@
-//! The part of a connection that the NBD and synapse servers share: everything except the protocol.
+//! What the NBD, synapse and object-HTTP servers share: sockets, limits on connections, and one
+//! memory budget. The NBD and synapse servers also share the streams: everything except the
+//! protocol.
 //!
 //! ```text
 //! ListeningSocket ──► serve_all ──► Place: counted against the limits on connections, in all and per address
