@@ -294,27 +294,19 @@ impl Service for Shared {
     async fn serve(self: Arc<Self>, peer: Peer, accepted: Accepted) {
         let moved_bytes = Arc::<AtomicU64>::default();
         let stall = self.config.stall_timeout;
-        let metered = |moved_bytes: &Arc<AtomicU64>| Arc::clone(moved_bytes);
-        let opened: Result<(Box<dyn Socket>, bool), String> = match (accepted.into_stream(), &self.config.tls)
-        {
+        let opened = match (accepted.into_stream(), &self.config.tls) {
             (Err(error), _) => Err(error.to_string()),
             (Ok(Stream::Tcp(socket)), tls) => {
                 let is_loopback = socket.local_addr().is_ok_and(|own| own.ip().to_canonical().is_loopback());
-                match tls {
-                    None => {
-                        let socket = Metered { socket, moved_bytes: metered(&moved_bytes) };
-                        Ok((Box::new(Stall::new(socket, stall)), is_loopback))
-                    }
-                    Some(tls) => cached_tls::accept(tls, socket).await.map(|socket| {
-                        let socket = Metered { socket, moved_bytes: metered(&moved_bytes) };
-                        (Box::new(Stall::new(socket, stall)) as Box<dyn Socket>, is_loopback)
-                    }),
-                }
+                let socket = match tls {
+                    None => Ok(metered(socket, stall, &moved_bytes)),
+                    Some(tls) => cached_tls::accept(tls, socket)
+                        .await
+                        .map(|socket| metered(socket, stall, &moved_bytes)),
+                };
+                socket.map(|socket| (socket, is_loopback))
             }
-            (Ok(Stream::Unix(socket)), _) => {
-                let socket = Metered { socket, moved_bytes: metered(&moved_bytes) };
-                Ok((Box::new(Stall::new(socket, stall)), false))
-            }
+            (Ok(Stream::Unix(socket)), _) => Ok((metered(socket, stall, &moved_bytes), false)),
             (Ok(Stream::Other(_)), _) => Err("it is not a socket".into()),
         };
         let ended = match opened {
@@ -536,6 +528,13 @@ fn index(operation: &Operation) -> usize {
         Operation::Copy { .. } => 4,
         Operation::List(_) => 5,
     }
+}
+
+/// Returns a socket that adds the bytes that pass it to `moved_bytes`, and whose writes fail after
+/// `stall` without progress.
+fn metered<S: Socket + 'static>(socket: S, stall: Duration, moved_bytes: &Arc<AtomicU64>) -> Box<dyn Socket> {
+    let socket = Metered { socket, moved_bytes: Arc::clone(moved_bytes) };
+    Box::new(Stall::new(socket, stall))
 }
 
 /// A socket that counts the bytes that pass it.
