@@ -35,6 +35,10 @@ fn stale() -> Failure {
     Failure::Store(Error::Retryable("the object changes faster than it can be read; read it again".into()))
 }
 
+fn never() -> Failure {
+    Failure::Condition("no object has the ETag that If-Match requires")
+}
+
 impl Connection {
     /// Returns the time at which the blocker gives up on a call that begins now.
     fn deadline(&self) -> Timestamp {
@@ -187,7 +191,7 @@ impl Connection {
     ) -> Result<Response<ResponseBody>, Failure> {
         let received = match self.charge_for(body.size_hint().exact()).await {
             Ok(charge) => self.receive(&mut body, charge).await,
-            // Nothing is on its way.
+            // The client has not begun to send the body.
             Err(failure) if client_waits => return Err(failure),
             Err(failure) => Err(failure),
         };
@@ -243,12 +247,21 @@ impl Connection {
     }
 
     pub(crate) async fn delete(&self, change: Change) -> Result<Response<ResponseBody>, Failure> {
-        let Some(condition) = change.condition.condition() else {
-            self.info(&change.object).await?;
-            return Err(Failure::Condition("no object has the ETag that If-Match requires"));
-        };
+        let condition = self.condition(change.condition, &change.object).await?;
         let reply = self.change(&change, Operand::Delete, condition, None).await?;
         Ok(changed(StatusCode::NO_CONTENT, None, reply.durability))
+    }
+
+    /// Returns the condition of a change that needs an existing `object`. If no version can meet it, a
+    /// missing object is still reported as missing.
+    async fn condition(&self, required: Require, object: &ObjectId) -> Result<Condition, Failure> {
+        match required.condition() {
+            Some(condition) => Ok(condition),
+            None => {
+                self.info(object).await?;
+                Err(never())
+            }
+        }
     }
 
     pub(crate) async fn copy(
@@ -260,13 +273,7 @@ impl Connection {
         let from_condition = match from_condition {
             // Only an object that exists can be copied.
             Require::Present => Condition::None,
-            other => match other.condition() {
-                Some(condition) => condition,
-                None => {
-                    self.info(&from).await?;
-                    return Err(Failure::Condition("no object has the ETag that If-Match requires"));
-                }
-            },
+            other => self.condition(other, &from).await?,
         };
         if from == to.object {
             // The object can have only one condition, and it exists if it can be copied.
@@ -293,9 +300,7 @@ impl Connection {
     ) -> Result<(ChangeReply, bool), Failure> {
         let charge = Arc::new(charge);
         match change.condition {
-            Require::Never => {
-                return Err(Failure::Condition("no object has the ETag that If-Match requires"));
-            }
+            Require::Never => return Err(never()),
             Require::Any => {}
             required => {
                 let condition = required.condition().unwrap_or_default();
