@@ -46,7 +46,7 @@ enum Scope {
     Everywhere,
     /// Names of a namespace with this prefix.
     In {
-        namespace: Vec<u8>,
+        namespace: Namespace,
         prefix: Vec<u8>,
     },
 }
@@ -166,13 +166,11 @@ impl Scope {
                 "{text:?} has a *, which is not a wildcard here; a prefix needs none, and a * in a name is written %2A"
             ));
         }
-        let decoded = percent_decoded(namespace).zip(percent_decoded(prefix));
-        let is_right = |name: &[u8]| (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.starts_with(b".");
-        match decoded {
-            Some((namespace, prefix)) if is_right(&namespace) && prefix.len() <= NAME_BYTES_MAX => {
-                Ok(Scope::In { namespace: namespace.into(), prefix: prefix.into() })
-            }
-            _ => Err(format!(
+        let namespace = percent_decoded(namespace).and_then(|bytes| Namespace::copy_from(&bytes).ok());
+        let prefix = percent_decoded(prefix).filter(|prefix| prefix.len() <= NAME_BYTES_MAX);
+        match namespace.filter(|namespace| !namespace.is_reserved()).zip(prefix) {
+            Some((namespace, prefix)) => Ok(Scope::In { namespace, prefix: prefix.into() }),
+            None => Err(format!(
                 "{text:?} is not a scope; expected \"NAMESPACE\", \"NAMESPACE/PREFIX\" or \"*\", percent-encoded as in a URL"
             )),
         }
@@ -181,7 +179,7 @@ impl Scope {
     fn has(&self, namespace: &Namespace, name: &[u8]) -> bool {
         match self {
             Scope::Everywhere => true,
-            Scope::In { namespace: own, prefix } => namespace.as_bytes() == own && name.starts_with(prefix),
+            Scope::In { namespace: own, prefix } => namespace == own && name.starts_with(prefix),
         }
     }
 }
