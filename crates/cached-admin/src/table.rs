@@ -10,7 +10,7 @@ use std::{fmt, io};
 use cached_config::{ConfigError, check_tls, config_keys, exposure, invalid, load_tls, with_defaults};
 use cached_process::{Exit, Failure};
 use cached_tls::{ServerTls, TlsSettings};
-use named_file::FileError;
+use named_file::{FileError, equal_digests};
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 
@@ -229,9 +229,8 @@ impl Tokens {
     #[must_use]
     pub fn accept(&self, token: &[u8]) -> bool {
         let digest = digest(token);
-        let differs = |known: &[u8; 32]| known.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
         // Compares with all digests, so that the time does not depend on the token.
-        self.inner.digests.read().iter().filter(|known| !differs(known)).count() > 0
+        self.inner.digests.read().iter().filter(|known| equal_digests(known, &digest)).count() > 0
     }
 }
 

@@ -16,7 +16,7 @@
 
 mod secret;
 
-pub use secret::{PutInForce, Reread, SecretFile};
+pub use secret::{PutInForce, Reread, SecretFile, equal_digests};
 
 use rustix::fs::{FsWord, Mode, OFlags};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Files with secrets, which can be replaced while they are in use.
+//! Files with secrets, which can be replaced while they are in use, and the comparison of secrets.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -84,6 +84,13 @@ impl<T: Send + Sync + 'static> Reread for SecretFile<T> {
         }
         Ok(has_changed)
     }
+}
+
+/// Returns whether two digests of secrets are equal. The time does not depend on their bytes, so
+/// that it reveals nothing about a secret.
+#[must_use]
+pub fn equal_digests(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
 /// Returns the content of a file that others must not be able to read. No error has any part of

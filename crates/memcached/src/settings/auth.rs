@@ -11,7 +11,7 @@
 //! passwords of its own is not served.
 
 use cached_config::{ConfigError, secret_warning};
-use named_file::FileError;
+use named_file::{FileError, equal_digests};
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -147,9 +147,8 @@ impl Credentials {
     #[must_use]
     pub fn accept(&self, user: &[u8], password: &[u8]) -> bool {
         let digest = digest(user, password);
-        let differs = |known: &[u8; 32]| known.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
         // Compares with all digests, so that the time does not depend on the password.
-        self.inner.digests.read().iter().filter(|known| !differs(known)).count() > 0
+        self.inner.digests.read().iter().filter(|known| equal_digests(known, &digest)).count() > 0
     }
 
     /// Returns whether the file has been read.
