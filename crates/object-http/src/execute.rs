@@ -10,6 +10,7 @@ use blocker::{
 };
 use bytes::Bytes;
 use cached_http::ResponseBody;
+use cached_http::values::ByteRange;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderValue};
@@ -61,7 +62,7 @@ impl Connection {
     }
 
     pub(crate) async fn read(&self, read: Read) -> Result<Response<ResponseBody>, Failure> {
-        let knows_range = matches!(read.range, None | Some(cached_http::values::ByteRange::From(..)));
+        let knows_range = matches!(read.range, None | Some(ByteRange::From(..)));
         for _ in 0..TRIES {
             // The size or the version decides what is read.
             let known = if read.is_head || read.is_conditional() || !knows_range {
@@ -115,7 +116,7 @@ impl Connection {
                 let range = asked.within(size).ok_or(Failure::Range(size))?;
                 (range.start, (range.end - range.start).min(share_bytes))
             }
-            (Some(cached_http::values::ByteRange::From(first, last)), None) => {
+            (Some(ByteRange::From(first, last)), None) => {
                 let len = last.map_or(u64::MAX, |last| (last - first).saturating_add(1));
                 (first, len.min(share_bytes))
             }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use blocker::{Blocker, Clock, Error, Namespace, SystemClock};
-use cached_http::framing::{expects_continue, refusal};
+use cached_http::framing::{expects_continue, host, refusal};
 use cached_http::values::is_local_host;
 use cached_http::{ResponseBody, ServerLimits, Socket, Stall};
 use cached_metrics::{Collect, Counter, Families, LabelledMetric, Number, counters};
@@ -18,7 +18,6 @@ use connection::{
     Stream, serve_all,
 };
 use hyper::body::Incoming;
-use hyper::header::HOST;
 use hyper::http::request::Parts;
 use hyper::{Request, Response};
 use parking_lot::Mutex;
@@ -451,8 +450,7 @@ impl Connection {
         let client = match &self.shared.config.keys {
             Some(keys) => keys.identify(&head.headers).map_err(Failure::Unauthorized)?,
             None => {
-                let host = head.headers.get(HOST).and_then(|host| host.to_str().ok());
-                if self.is_loopback && !host.is_some_and(is_local_host) {
+                if self.is_loopback && !host(&head.headers).is_ok_and(is_local_host) {
                     return Err(Failure::Forbidden(
                         "without a keys_file, the Host must be an IP address or localhost".into(),
                     ));
