@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::{block_on, block_on_for};
 use blocker::{
-    Blocker, Error, Hints, ListRequest, Namespace, ObjectId, Priority, ReadReply, ReadRequest, Result,
+    Blocker, BlockerExt, Entries, Error, Hints, Namespace, ObjectId, Priority, ReadReply, ReadRequest, Result,
 };
 use clap::Args;
 use futures_util::StreamExt;
@@ -93,7 +93,7 @@ impl Warm {
     /// Returns the objects to read.
     fn queue<'a>(&self, context: &'a Context<'_>) -> Result<Queue<'a>, Failure> {
         let backend = &context.opened.backend;
-        let mut queue = Queue::empty(&**backend);
+        let mut queue = Queue::default();
         match &self.volume {
             Some(Source { volume, snapshot }) => {
                 let volumes =
@@ -103,11 +103,10 @@ impl Warm {
                 objects.into_iter().for_each(|object| queue.add(object));
             }
             None => {
-                let request = ListRequest::new(context.namespace.clone());
-                let entries_max = backend.capabilities().list_entries_max;
-                queue.namespaces.insert(context.namespace.clone());
-                queue.listing =
-                    Some(request.prefix(self.prefix.as_bytes().to_vec()).entries_max(entries_max));
+                let namespace = context.namespace.clone();
+                let entries = backend.entries(namespace.clone(), self.prefix.as_bytes().to_vec());
+                queue.namespaces.insert(namespace.clone());
+                queue.listing = Some((namespace, entries));
             }
         }
         Ok(queue)
@@ -197,21 +196,17 @@ struct Piece {
 }
 
 /// The objects that are still to be read.
+#[derive(Default)]
 struct Queue<'a> {
-    backend: &'a dyn Blocker,
     pieces: VecDeque<Piece>,
-    /// The request for the next page of a listing, if objects are listed and there may be more.
-    listing: Option<ListRequest>,
+    /// The namespace whose objects are listed, and the rest of the list.
+    listing: Option<(Namespace, Entries<'a, Arc<dyn Blocker>>)>,
     /// The number of objects, if it is known.
     total: Option<usize>,
     namespaces: BTreeSet<Namespace>,
 }
 
-impl<'a> Queue<'a> {
-    fn empty(backend: &'a dyn Blocker) -> Self {
-        Self { backend, pieces: VecDeque::new(), listing: None, total: None, namespaces: BTreeSet::new() }
-    }
-
+impl Queue<'_> {
     /// Adds an object, whose size the first reply states.
     fn add(&mut self, object: ObjectId) {
         if !self.namespaces.contains(&object.namespace) {
@@ -231,13 +226,10 @@ impl<'a> Queue<'a> {
                 }
                 return Ok(Some(next));
             }
-            let Some(request) = self.listing.take() else { return Ok(None) };
-            let page = block_on(self.backend.list(request.clone())).about(&request.namespace)?;
-            let last = page.entries.last().filter(|_| page.has_more);
-            self.listing = last.map(|last| request.clone().after(last.name.clone()));
-            for entry in page.entries {
-                self.add(ObjectId::new(request.namespace.clone(), entry.name));
-            }
+            let Some((namespace, entries)) = &mut self.listing else { return Ok(None) };
+            let Some(entry) = block_on(entries.next()) else { return Ok(None) };
+            let object = ObjectId::new(namespace.clone(), entry.about(&*namespace)?.name);
+            self.add(object);
         }
     }
 }
