@@ -17,6 +17,7 @@ mod command;
 mod output;
 mod servers;
 
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
@@ -90,6 +91,7 @@ fn main() -> std::process::ExitCode {
         backend: Given::of(arguments.backend.as_ref(), is_environment("backend")),
         secret_file: Given::of(arguments.secret_file.as_deref(), is_environment("secret_file")),
         context: Given::of(arguments.context.as_deref(), is_environment("context")),
+        contexts: OnceCell::new(),
     };
     arguments.command.run(&Call {
         servers: &servers,

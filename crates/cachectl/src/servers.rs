@@ -12,6 +12,7 @@
 //! instead of asking another server. Token, authorities and secret belong to the address: those of
 //! a context are used only with its address, and those of the environment only with any other one.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{ErrorKind, Write};
@@ -50,6 +51,8 @@ pub(crate) struct Servers<'a> {
     pub(crate) backend: Option<Given<&'a BackendSpec>>,
     pub(crate) secret_file: Option<Given<&'a Path>>,
     pub(crate) context: Option<Given<&'a str>>,
+    /// The file with the contexts, once something has needed it.
+    pub(crate) contexts: OnceCell<Contexts>,
 }
 
 /// What named a server, as shown in errors.
@@ -119,13 +122,12 @@ impl Servers<'_> {
     /// The context does not exist or names no admin listener; the file with the contexts.
     pub(crate) fn admin(&self) -> Result<AdminServer, Failure> {
         let names = ["--admin", "CACHECTL_ADMIN"];
-        let (given, origin) = choose(self.admin, names, self.context, || Ok(Contexts::read()?.in_use))?;
+        let (given, origin) = choose(self.admin, names, self.context, || self.in_use())?;
         let context = self.context_of(&origin)?;
-        let url = match &context {
+        let url = match context {
             None => given.unwrap_or(ADMIN_DEFAULT).to_owned(),
             Some(context) => context.admin.clone().ok_or_else(|| lacks("admin listener", &origin))?,
         };
-        let context = context.as_ref();
         let token_file = file_of(self.token_file, context.map(|context| &context.admin_token_file));
         let ca_file = file_of(self.ca_file, context.map(|context| &context.admin_ca_file));
         Ok(AdminServer { url, token_file, ca_file, origin })
@@ -137,9 +139,9 @@ impl Servers<'_> {
     /// None is named; the context does not exist or names no backend; the file with the contexts.
     pub(crate) fn backend(&self) -> Result<BackendServer, Failure> {
         let names = ["--backend", "CACHECTL_BACKEND"];
-        let (given, origin) = choose(self.backend, names, self.context, || Ok(Contexts::read()?.in_use))?;
+        let (given, origin) = choose(self.backend, names, self.context, || self.in_use())?;
         let context = self.context_of(&origin)?;
-        let spec = match (&context, given) {
+        let spec = match (context, given) {
             (None, Some(spec)) => spec.clone(),
             (None, None) => {
                 let text = "no backend is given; name one, for example --backend file:DIR, or a context";
@@ -150,7 +152,7 @@ impl Servers<'_> {
                 text.parse().map_err(|why| Failure::usage(format!("the backend {origin}: {why}")))?
             }
         };
-        let secret_file = file_of(self.secret_file, context.as_ref().map(|context| &context.secret_file));
+        let secret_file = file_of(self.secret_file, context.map(|context| &context.secret_file));
         Ok(BackendServer { spec, secret_file, origin })
     }
 
@@ -161,21 +163,34 @@ impl Servers<'_> {
         if self.backend.is_some_and(|given| !given.is_environment && given.value.is_server()) {
             return Ok(self.admin.is_none_or(|given| given.is_environment));
         }
-        let in_use = || Contexts::read().map(|contexts| contexts.in_use);
+        let in_use = || self.in_use();
         let (_, of_admin) = choose(self.admin, ["--admin", "CACHECTL_ADMIN"], self.context, in_use)?;
         let (_, of_backend) = choose(self.backend, ["--backend", "CACHECTL_BACKEND"], self.context, in_use)?;
         let context = self.context_of(&of_admin)?.filter(|_| of_admin == of_backend);
         let is_server = |text: &String| text.starts_with("synapse:");
         Ok(context.is_some_and(|context| {
-            context.admin.is_none() && context.backend.is_some_and(|text| is_server(&text))
+            context.admin.is_none() && context.backend.as_ref().is_some_and(is_server)
         }))
     }
 
-    fn context_of(&self, origin: &Origin) -> Result<Option<Context>, Failure> {
+    fn context_of(&self, origin: &Origin) -> Result<Option<&Context>, Failure> {
         match origin {
-            Origin::Context { name, .. } => Contexts::read()?.get(name).cloned().map(Some),
+            Origin::Context { name, .. } => self.contexts()?.get(name).map(Some),
             Origin::Given(_) | Origin::Default => Ok(None),
         }
+    }
+
+    fn in_use(&self) -> Result<Option<String>, Failure> {
+        Ok(self.contexts()?.in_use.clone())
+    }
+
+    /// Returns the contexts; reads their file once.
+    fn contexts(&self) -> Result<&Contexts, Failure> {
+        if let Some(contexts) = self.contexts.get() {
+            return Ok(contexts);
+        }
+        let contexts = Contexts::read()?;
+        Ok(self.contexts.get_or_init(|| contexts))
     }
 }
 
