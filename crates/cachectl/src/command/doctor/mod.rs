@@ -148,21 +148,18 @@ impl Doctor {
                 None
             }
         };
-        let settings = match (&self.config, &server) {
-            (Some(path), _) => Some(Settings::of_file(path)?),
-            (None, Some(server)) => Some(Settings::of_server(&server.config)),
-            (None, None) => None,
-        };
+        let of_file = self.config.as_deref().map(Settings::of_file).transpose()?;
+        let in_force = server.as_ref().map(|server| Settings::of_server(&server.config));
+        let settings = of_file.as_ref().or(in_force.as_ref());
         let process = server.as_ref().and_then(Server::process);
         // Without a server, the file is meant for this host.
         if process.is_some() || server.is_none() {
             checks.push(host::synchronised());
-            if let (Some(server), Some(process)) = (&server, &process) {
-                // What the process needs depends on the configuration in force, not on a file.
-                let in_force = Settings::of_server(&server.config);
-                checks.extend(host::limits(&in_force, &server.status, process));
+            // What the process needs depends on the configuration in force, not on a file.
+            if let (Some(server), Some(in_force), Some(process)) = (&server, &in_force, &process) {
+                checks.extend(host::limits(in_force, &server.status, process));
             }
-            if let Some(settings) = &settings {
+            if let Some(settings) = settings {
                 checks.extend(host::kernel(settings, process.as_ref()));
                 checks.extend(disks::all(settings, process.as_ref()));
                 checks.extend(host::certificates(settings, unix_ms() / 1000));
@@ -181,7 +178,7 @@ impl Doctor {
             call.output.write(check.text(), &check.value())?;
         }
         if let Some(path) = &self.bundle {
-            bundle::write(path, &checks, settings.as_ref(), server.as_ref())?;
+            bundle::write(path, &checks, settings, server.as_ref())?;
             let text = format!("the support bundle is {}", path.display());
             call.output.write(text, &json!({ "bundle": path.to_string_lossy() }))?;
         }

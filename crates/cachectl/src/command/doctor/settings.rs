@@ -29,8 +29,8 @@ impl Settings {
     pub(super) fn of_server(config: &Json) -> Self {
         let entry = |entry: &Json| {
             // The value is written as in a file.
-            let table = format!("value = {}", entry["value"].as_str()?).parse::<Table>().ok()?;
-            Some((entry["key"].as_str()?.to_owned(), table.get("value")?.clone()))
+            let value: Value = entry["value"].as_str()?.parse().ok()?;
+            Some((entry["key"].as_str()?.to_owned(), value))
         };
         Self(list(config, "entries").iter().filter_map(entry).collect())
     }
