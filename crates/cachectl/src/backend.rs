@@ -1,4 +1,4 @@
-//! `--backend`: the backend that is meant, and opening it. No command depends on the kind of
+//! `--backend`: parses the name of a backend, and opens it. No command depends on the kind of
 //! backend.
 
 use std::fmt;
@@ -17,7 +17,7 @@ pub(crate) struct BackendSpec {
     store: BackendTable,
     /// The plans of fault injection, the outermost first.
     faults: Vec<FaultPlan>,
-    /// The text on the command line.
+    /// The text from which the backend was parsed.
     text: String,
 }
 
@@ -41,7 +41,7 @@ impl BackendSpec {
     }
 }
 
-/// Writes what was parsed.
+/// Writes the text from which the backend was parsed.
 impl fmt::Display for BackendSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

@@ -104,9 +104,9 @@ pub(crate) enum Command {
     /// cachectl -b synapse:HOST:PORT warm --volume disk.
     ///
     /// The objects are read through the cache with low priority, so the data cross the network to
-    /// this host; run the command on the server's host if that matters. Ctrl-C ends it at any time;
-    /// what was loaded stays. If something cannot be read, the exit code is that of the first
-    /// failure.
+    /// this host; run the command on the server's host if that matters. Ctrl-C ends the command at
+    /// any time, and the cache keeps what it has loaded. If a read fails, the command continues with
+    /// the others, and its exit code is that of the first failure.
     Warm(warm::Warm),
     /// Show the metrics of the backend and of its layers.
     Stats {

@@ -1,5 +1,6 @@
-//! The support bundle: an archive with the facts behind the checks. It contains no secret: of the
-//! configuration it has the paths of secrets, and neither status nor metrics have any.
+//! The support bundle: an archive with the checks, and with the documents from which they were made.
+//! It contains no secret: the configuration has only the paths of secrets, and neither status nor
+//! metrics contain one.
 
 use std::fs::File;
 use std::io;

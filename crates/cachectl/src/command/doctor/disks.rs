@@ -9,7 +9,7 @@ use super::host::Process;
 use super::settings::Settings;
 use crate::command::volume::shown_size;
 
-/// A directory, and what is known about it and its file system.
+/// A directory of the store or the journal, and the state of its file system.
 struct Directory<'a> {
     /// The check's name: `store` or `journal`.
     name: &'static str,
@@ -63,7 +63,8 @@ pub(super) fn all(settings: &Settings, process: Option<&Process>) -> Vec<Check> 
 }
 
 impl<'a> Directory<'a> {
-    /// Gathers the facts; `limit` is the space that the part allocates in all.
+    /// Reads the state of a directory; `limit` is the total space that the part allocates there, or 0
+    /// if nothing limits it.
     fn read(name: &'static str, path: &'a Path, limit: u64, mounts: &str) -> std::io::Result<Self> {
         let metadata = std::fs::metadata(path)?;
         let space = rustix::fs::statvfs(path)?;
@@ -92,7 +93,7 @@ impl<'a> Directory<'a> {
         })
     }
 
-    /// Checks everything; `user` are the user and groups of the server's process, if it runs.
+    /// Checks the directory; `user` are the user and groups of the server's process, if it runs.
     /// Returns one line if all is well.
     fn check(&self, user: Option<(Option<u64>, Vec<u64>)>) -> Vec<Check> {
         let (name, path) = (self.name, self.path.display());
@@ -168,7 +169,8 @@ impl<'a> Directory<'a> {
 
     fn is_writable(&self, user: Option<(Option<u64>, Vec<u64>)>) -> bool {
         match user {
-            // Even root, which may write anywhere, should notice this.
+            // The kernel ignores the mode for root, but a directory that no user may write to is
+            // probably a mistake.
             _ if self.mode & 0o222 == 0 => false,
             Some((Some(user), _)) if user == self.owner => self.mode & 0o200 != 0,
             Some((Some(user), groups)) if user != 0 => {
@@ -255,7 +257,7 @@ mod tests {
             assert_eq!((checks.len(), checks[0].level), (1, level), "{checks:?}");
             assert!(checks[0].line.contains(words), "{checks:?}");
         }
-        // Root may write anywhere, except where nobody may.
+        // Root may write to the directories of other users; without a process, no user is compared.
         assert!(directory().is_writable(Some((Some(0), vec![0]))) && directory().is_writable(None));
     }
 

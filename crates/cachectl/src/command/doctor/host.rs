@@ -22,7 +22,7 @@ const CLOCKS_APART_MS_MAX: u64 = 15 * 60 * 1000;
 /// The time before the expiry of a certificate from which an alert is raised as well.
 const EXPIRES_SOON_SECS: u64 = 7 * 24 * 3600;
 
-/// The facts about the server's process that the system tells.
+/// The state of the server's process, as the kernel reports it.
 pub(super) struct Process {
     /// The lines of `/proc/PID/status`.
     status: String,
@@ -35,8 +35,9 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Returns the facts, as far as the system tells them; `None` if no process here has this number
-    /// and executes this program. A container may have the host's name, but numbers of its own.
+    /// Reads the files of a process in `/proc`; those that this user may not read count as empty.
+    /// Returns `None` if no process here has this number and executes this program: in a container
+    /// with the name of its host, processes have other numbers.
     pub(super) fn read(pid: u64, program: &str) -> Option<Self> {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
         let cgroup = read("cgroup").unwrap_or_default();
@@ -130,7 +131,7 @@ pub(super) fn synchronised() -> Check {
         }
         -1 => Check::warning(
             "synchronised",
-            "the system does not tell whether this host's clock is synchronised",
+            "the kernel does not report whether this host's clock is synchronised",
         ),
         _ => Check::ok("synchronised", "this host's clock is synchronised"),
     }
@@ -248,10 +249,10 @@ pub(super) fn kernel(settings: &Settings, process: Option<&Process>) -> Vec<Chec
         checks.push(match state.contains("[never]") || state.is_empty() {
             true => Check::warning(
                 "huge pages",
-                "huge_pages is set, and the kernel gives none: echo madvise > \
+                "huge_pages is set, and the kernel provides none: echo madvise > \
                  /sys/kernel/mm/transparent_hugepage/enabled",
             ),
-            false => Check::ok("huge pages", "the kernel gives huge pages"),
+            false => Check::ok("huge pages", "the kernel provides huge pages"),
         });
     }
     if let Some(process) = process {

@@ -7,8 +7,8 @@
 //! | `disks` | the directories of the store and the journal, and their file systems |
 //! | `bundle` | the archive, without secrets |
 //!
-//! Each check is a function of facts that were gathered before it, and yields one line with what to
-//! do. A check of the host is made only if the server runs on it.
+//! Each check is a function of values that were read before it, and returns one line, which states
+//! what to do. The host is checked only if the server runs on it, or if there is no server to ask.
 
 mod bundle;
 mod disks;
@@ -29,8 +29,8 @@ use settings::Settings;
 
 #[derive(Args)]
 pub(crate) struct Doctor {
-    /// Check what this configuration file names, for example before the first start; otherwise the
-    /// configuration of the running server is used.
+    /// Check the directories, files and kernel settings that this configuration file needs, for
+    /// example before the first start, instead of those of the running server.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Also write a support bundle: the checks, the configuration without secrets, status and

@@ -65,7 +65,7 @@ impl Settings {
     }
 }
 
-/// Returns a value as it may be passed on: paths of secrets, but no secrets.
+/// Returns a value in a form that may leave the host: with the paths of secrets, without secrets.
 fn shown(key: &str, value: &Value) -> String {
     let name = key.rsplit('.').next().unwrap_or(key);
     let is_path =
@@ -74,7 +74,8 @@ fn shown(key: &str, value: &Value) -> String {
         ["secret", "password", "token", "key", "credential"].iter().any(|word| name.contains(word));
     match value {
         _ if has_secret && !is_path && value.is_str() => "(not shown)".to_owned(),
-        // What is passed to librados can be a key; a store in one line has it as `librados.KEY=VALUE`.
+        // A setting for librados may be a secret key. A store that is named in one line contains these
+        // settings as `librados.KEY=VALUE`.
         Value::String(text) if key.contains(".librados.") || text.contains(",librados.") => {
             "(not shown)".to_owned()
         }
