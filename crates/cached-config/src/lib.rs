@@ -51,7 +51,7 @@ pub use lifecycle::{
     log_recovery, store_all,
 };
 pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict_socket, unix_mode};
-pub use nearest::{nearest, suggestion};
+pub use nearest::suggestion;
 pub use objects::{NamespaceTable, ObjectsTable};
 pub use quantity::{Size, TimeUnit, parse_number};
 pub use running::{LIVE_KEYS, LiveObjects, Secrets, raise_descriptor_limit};

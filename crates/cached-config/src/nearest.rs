@@ -11,8 +11,7 @@ const SEPARATORS: [char; 2] = ['_', '.'];
 /// Returns the known name that is nearest to `given`: the whole name, or as many parts of it as
 /// `given` has (`memory` for `memory_bytes_max`), differs in at most one of three letters. `None`
 /// if all known names differ more.
-#[must_use]
-pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if given.len() > NAME_BYTES_MAX {
         return None;
     }
