@@ -18,7 +18,7 @@ pub(crate) struct HttpListener {
 }
 
 impl HttpListener {
-    /// Listens, and renews keys and certificates, in the current runtime.
+    /// Binds the addresses. Clients wait until [`listen`](Self::listen) is called.
     pub(crate) async fn open(
         table: &HttpTable,
         (keys, tls): (Option<Keys>, Option<Arc<ServerTls>>),
@@ -32,9 +32,14 @@ impl HttpListener {
         config.workers = workers.iter().map(|worker| worker.handle.clone()).collect();
         let server = Server::new(objects, config).map_err(|error| of_file(HttpTable::error(&error)))?;
         table.bind(&server).await.map_err(refused)?;
-        server.serve().map_err(refused)?;
-        // Ends with the runtime.
-        tokio::spawn(server.renew());
         Ok(HttpListener { server: Arc::new(server), _workers: workers })
+    }
+
+    /// Accepts connections, and renews keys and certificates, in the current runtime.
+    pub(crate) fn listen(&self) -> Result<(), Failure> {
+        self.server.serve().map_err(refused)?;
+        // Ends with the runtime.
+        tokio::spawn(self.server.renew());
+        Ok(())
     }
 }

@@ -156,6 +156,8 @@ pub(crate) fn run(
             config.synapse.restrict(&address).map_err(refused)?;
             bound.push(address);
         }
+        // Only now, so that a start that fails because an address is in use serves no HTTP client.
+        http.as_ref().map_or(Ok(()), HttpListener::listen)?;
         let _events = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
         let _repeats = tokio::spawn(report_repeats(log.clone()));
         let live_cache = cache.as_ref().map(|cache| (cache.cache.live_settings(), cache.flush_max.clone()));
