@@ -43,6 +43,8 @@ config_keys! {
     pub tls: Option<TlsSettings> = own(None);
 }
 
+/// The key of the file of clients' keys.
+const KEYS_FILE: &str = "objects.http.keys_file";
 /// The default number of threads.
 const THREADS: usize = 4;
 const THREADS_MAX: usize = 1024;
@@ -92,7 +94,21 @@ impl HttpTable {
             return Ok(None);
         }
         let keys = Keys::from_file(&self.keys_file);
-        keys.map(Some).map_err(|error| ConfigError::of_file("objects.http.keys_file", error))
+        keys.map(Some).map_err(|error| ConfigError::of_file(KEYS_FILE, error))
+    }
+
+    /// Reads the keys of a running server again, if it has any. They are in force once the returned
+    /// function is called, which returns the key that names their file.
+    ///
+    /// # Errors
+    /// One line: the file cannot be read, or has a mistake. The present keys stay in force.
+    pub fn keys_again(keys: Option<&Keys>) -> Result<Option<impl FnOnce() -> String + use<>>, String> {
+        let Some(keys) = keys else { return Ok(None) };
+        let put_in_force = keys.read_again().map_err(|error| format!("{KEYS_FILE}: {error}"))?;
+        Ok(Some(move || {
+            put_in_force();
+            KEYS_FILE.to_owned()
+        }))
     }
 
     /// Reads the certificates; `None` without TLS.

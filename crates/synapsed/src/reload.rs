@@ -6,16 +6,15 @@ use std::sync::Arc;
 use blocker::trace::Tracer;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigError, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit, read_config};
+use cached_config::{
+    ConfigError, HttpTable, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit, read_config,
+};
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Program, Source};
 use parking_lot::Mutex;
 use toml::Table;
 
 use crate::config::{Config, in_this_file};
-
-/// The configuration key that names the file of keys.
-const HTTP_KEYS: &str = "objects.http.keys_file";
 
 /// The parts of the daemon that its configuration can change.
 pub(crate) struct Synapsed {
@@ -72,17 +71,13 @@ impl Program for Synapsed {
         // Everything that can be refused comes first: the files are read, then the object cache
         // changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
-        let http_keys = self.http_keys.as_ref().map(object_http::Keys::read_again).transpose();
-        let http_keys = http_keys.map_err(|error| format!("{HTTP_KEYS}: {error}"))?;
+        let http_keys = HttpTable::keys_again(self.http_keys.as_ref())?;
         let files = self.objects.change(objects, listener, secrets, "backend.secret_file");
         let mut files = files.map_err(|error| line(in_this_file(error)))?;
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
         }
-        if let Some(put_in_force) = http_keys {
-            put_in_force();
-            files.push(HTTP_KEYS.into());
-        }
+        files.extend(http_keys.map(|put_in_force| put_in_force()));
         let descriptors = after.descriptors_max();
         if descriptors > in_force.descriptors_max() {
             let possible = raise_descriptor_limit(descriptors);

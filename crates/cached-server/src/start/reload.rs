@@ -7,7 +7,7 @@ use crate::config::{Config, File, SidecarSecrets};
 use crate::objects::ReloadObjects;
 use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{ConfigError, LIVE_KEYS, parse_config, read_config};
+use cached_config::{ConfigError, HttpTable, LIVE_KEYS, parse_config, read_config};
 use cached_memcached::LiveServer;
 use cached_process::reload::{Program, Source};
 use parking_lot::Mutex;
@@ -33,9 +33,6 @@ const SERVER_LIVE_KEYS: [&str; 15] = [
     "s3.negative_secs",
     "s3.buckets",
 ];
-
-/// The configuration key that names the file of keys.
-const HTTP_KEYS: &str = "objects.http.keys_file";
 
 /// The `cached` program, as far as its configuration can change.
 pub struct Cached {
@@ -130,8 +127,7 @@ impl Program for Cached {
         // nothing does.
         let tokens = self.parts.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar_secrets = self.parts.sidecar_secrets.read_again()?;
-        let http_keys = self.parts.http_keys.as_ref().map(object_http::Keys::read_again).transpose();
-        let http_keys = http_keys.map_err(|error| format!("{HTTP_KEYS}: {error}"))?;
+        let http_keys = HttpTable::keys_again(self.parts.http_keys.as_ref())?;
         let mut files = server.refresh_files(|| match &self.parts.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
@@ -145,10 +141,7 @@ impl Program for Cached {
         }
         let descriptors = after.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
         files.extend(sidecar_secrets.put_in_force().into_iter().map(String::from));
-        if let Some(put_in_force) = http_keys {
-            put_in_force();
-            files.push(HTTP_KEYS.into());
-        }
+        files.extend(http_keys.map(|put_in_force| put_in_force()));
         server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
         if let (Some(tracer), Some(table)) = (tracer, &after.tracing) {
             tracer.set_ratio(table.sample_ratio);
