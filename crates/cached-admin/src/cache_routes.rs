@@ -9,6 +9,7 @@ use cached_core::object::{
     DirtyData, NamespaceCounters, ObjectCache, SettingSource, SettingsInForce, WeakObjectCache,
 };
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::routes::{Access, Request, Response, Routes};
@@ -190,17 +191,12 @@ fn value(of: &NamespaceCounters) -> Value {
 
 async fn set(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    let Set { namespace, write, mut settings, wait_ms } = match serde_json::from_slice(&request.body) {
+    let form = r#"{"namespace": "NAME", "write": "back"}"#;
+    let (body, name) = match body_of(&request, form, |body: &Set| &body.namespace) {
         Ok(body) => body,
-        Err(error) => {
-            let form = "{\"namespace\": \"NAME\", \"write\": \"back\"}";
-            return Response::failure(400, format_args!("give {form}: {error}"));
-        }
+        Err(refused) => return *refused,
     };
-    let name = match name_of(&namespace) {
-        Ok(name) => name,
-        Err(error) => return Response::failure(400, error),
-    };
+    let Set { namespace, write, mut settings, wait_ms } = body;
     settings.write = write.or(settings.write);
     if settings.is_empty() {
         return Response::failure(400, "expected a write mode, settings, or both");
@@ -219,6 +215,26 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
     }
 }
 
+/// The form of a body that names a namespace.
+const NAME_FORM: &str = r#"{"namespace": "NAME"}"#;
+
+/// Returns the body of a request, and the namespace that the body names. `form` is an example of the
+/// body; `namespace` returns the name.
+///
+/// # Errors
+/// The response, if the body or the name is invalid.
+fn body_of<T: DeserializeOwned>(
+    request: &Request,
+    form: &str,
+    namespace: fn(&T) -> &str,
+) -> Result<(T, Namespace), Box<Response>> {
+    let refused = |line: String| Box::new(Response::failure(400, line));
+    let body = serde_json::from_slice(&request.body);
+    let body: T = body.map_err(|error| refused(format!("give {form}: {error}")))?;
+    let name = name_of(namespace(&body)).map_err(|error| refused(error.to_string()))?;
+    Ok((body, name))
+}
+
 /// Returns the namespace with this name.
 ///
 /// # Errors
@@ -231,17 +247,12 @@ fn name_of(text: &str) -> blocker::Result<Namespace> {
 /// Stores everything that is acknowledged in a namespace.
 async fn flush(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    let Flush { namespace, wait_ms } = match serde_json::from_slice(&request.body) {
+    let (body, name) = match body_of(&request, NAME_FORM, |body: &Flush| &body.namespace) {
         Ok(body) => body,
-        Err(error) => {
-            return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
-        }
+        Err(refused) => return *refused,
     };
-    let name = match name_of(&namespace) {
-        Ok(name) => name,
-        Err(error) => return Response::failure(400, error),
-    };
-    // Without a name, several are counted together.
+    let Flush { namespace, wait_ms } = body;
+    // A record without a name is that of several namespaces, which may include this one.
     if cache.namespaces().iter().all(|of| of.namespace.as_ref().is_some_and(|own| *own != name)) {
         return no_such_namespace(&namespace);
     }
@@ -256,16 +267,11 @@ async fn flush(cache: WeakObjectCache, request: Request) -> Response {
 
 async fn remove(cache: WeakObjectCache, request: Request) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    let Remove { namespace, flush, discard_dirty, wait_ms } = match serde_json::from_slice(&request.body) {
+    let (body, name) = match body_of(&request, NAME_FORM, |body: &Remove| &body.namespace) {
         Ok(body) => body,
-        Err(error) => {
-            return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
-        }
+        Err(refused) => return *refused,
     };
-    let name = match name_of(&namespace) {
-        Ok(name) => name,
-        Err(error) => return Response::failure(400, error),
-    };
+    let Remove { namespace, flush, discard_dirty, wait_ms } = body;
     let dirty_data = match (flush, discard_dirty) {
         (false, false) => DirtyData::Refuse,
         (true, false) => DirtyData::Store,
