@@ -89,9 +89,8 @@ impl RunningSidecar {
     /// Returns a line that states the address of the sidecar, and the maximum memory that it uses,
     /// in bytes.
     pub fn announcement(&self) -> (String, u64) {
-        let addresses: Vec<String> = self.sidecar.addresses().iter().map(ToString::to_string).collect();
-        let endpoint = endpoint(&self.table);
-        (format!("S3 on {} before {endpoint}", addresses.join(", ")), self.table.bytes_max())
+        let (addresses, endpoint) = (addresses(&self.sidecar), endpoint(&self.table));
+        (format!("S3 on {addresses} before {endpoint}"), self.table.bytes_max())
     }
 
     /// Returns the sidecar's settings that can change at run time.
@@ -103,6 +102,12 @@ impl RunningSidecar {
     pub fn request_end(&self) {
         self.sidecar.request_end();
     }
+}
+
+/// Returns the addresses of the sidecar, as a list in one line.
+fn addresses(sidecar: &Sidecar) -> String {
+    let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
+    addresses.join(", ")
 }
 
 /// Returns the host and the port of the endpoint.
@@ -124,12 +129,11 @@ struct SidecarSource {
 
 impl SidecarSource {
     fn new(sidecar: &Sidecar, table: &S3Table) -> SidecarSource {
-        let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
         SidecarSource {
             control: sidecar.control(),
             counts: Arc::clone(sidecar.counts()),
             metrics: sidecar.metrics(),
-            addresses: addresses.join(", "),
+            addresses: addresses(sidecar),
             endpoint: endpoint(table).to_owned(),
         }
     }
