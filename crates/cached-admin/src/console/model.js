@@ -62,19 +62,20 @@ export class Model {
     return part && part.map((value, i) => (value === null ? null : ratio(value, whole(i))));
   }
 
-  s3Hits = () => this.ratioColumn("s3_hits", (columns) => (i) => columns.s3_hits[i] + columns.s3_misses[i]);
   itemHits = () => this.ratioColumn("get_hits", (columns) => (i) => columns.gets[i]);
-  objectHits = () => this.ratioColumn("object_read_hits", (columns) => (i) => columns.object_read_hits[i] + columns.object_read_misses[i]);
+  objectHits = () => this.hits("object_read_hits", "object_read_misses");
+  s3Hits = () => this.hits("s3_hits", "s3_misses");
 
   itemHitsHour = () => ratio(sum(this.columns().get_hits), sum(this.columns().gets));
-  objectHitsHour() {
-    const { object_read_hits: hits, object_read_misses: misses } = this.columns();
-    return ratio(sum(hits), sum(hits) + sum(misses));
-  }
+  objectHitsHour = () => this.hitsHour("object_read_hits", "object_read_misses");
+  s3HitsHour = () => this.hitsHour("s3_hits", "s3_misses");
 
-  s3HitsHour() {
-    const { s3_hits: hits, s3_misses: misses } = this.columns();
-    return ratio(sum(hits), sum(hits) + sum(misses));
+  // The hit ratio of two columns at each time, and that of the whole history.
+  hits = (hits, misses) => this.ratioColumn(hits, (columns) => (i) => columns[hits][i] + columns[misses][i]);
+
+  hitsHour(hits, misses) {
+    const [hit, missed] = [hits, misses].map((name) => sum(this.columns()[name]));
+    return ratio(hit, hit + missed);
   }
 
   lastOf = (name) => (this.columns()[name] || []).findLast((value) => value !== null) ?? null;
