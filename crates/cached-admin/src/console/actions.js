@@ -1,9 +1,7 @@
 // Changes that the holder of the token may make: each is confirmed in a dialog, and is one POST with the token in a header.
 
 import { h } from "./dom.js";
-import { printable } from "./format.js";
-
-const short = (name) => printable(name, 60);
+import { printable, short } from "./format.js";
 
 const field = (name, label, choices) => ({ name, label, choices });
 

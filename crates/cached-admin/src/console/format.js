@@ -85,3 +85,6 @@ export function printable(text, longest = 200) {
   });
   return shown.join("") + (letters.length > longest ? "…" : "");
 }
+
+// A foreign name, in a row or a sentence.
+export const short = (name) => printable(name, 60);

@@ -3,7 +3,7 @@
 import { missRatioChart, swatch, timeChart } from "./chart.js";
 import { h } from "./dom.js";
 import { token } from "./feed.js";
-import { age, bytes, clock, count, day, NONE, percent, printable, rate, seconds } from "./format.js";
+import { age, bytes, clock, count, day, NONE, percent, printable, rate, seconds, short } from "./format.js";
 import { flushOfNamespace } from "./actions.js";
 import { curvePoints, objectReads, ratio, requests, risks, s3Hits, s3Reads } from "./model.js";
 import { bar, barred, enter, exact, facts, figure, foreign, ms, panel, per, quiet, soft, stack, table, unspoken, us, without } from "./parts.js";
@@ -230,7 +230,7 @@ function objects({ model }) {
 function namespaces({ model, begin }) {
   const of = model.now.objects;
   if (!of) return null;
-  const flusher = ({ namespace }) => h("button", { type: "button", "aria-label": `Flush ${printable(namespace, 60)} …`, onclick: () => begin(flushOfNamespace(namespace)) }, "Flush …");
+  const flusher = ({ namespace }) => h("button", { type: "button", "aria-label": `Flush ${short(namespace)} …`, onclick: () => begin(flushOfNamespace(namespace)) }, "Flush …");
   return panel("namespaces", "Namespaces", "",
     table("Namespaces", [["namespace"], ["write"], ["objects", "n", "w"], ["cached", "n"], ["dirty", "n"], ["oldest", "n"], token() && [""]].filter(Boolean),
       (of.namespaces || []).map((one) => [foreign(one.namespace), printable(one.write), count(one.objects), bytes(one.cached_bytes),

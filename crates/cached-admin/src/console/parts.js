@@ -1,7 +1,7 @@
 // What the panels are made of: figures, tables, bars and texts.
 
 import { h } from "./dom.js";
-import { NONE, percent, printable, rate, seconds } from "./format.js";
+import { NONE, percent, printable, rate, seconds, short } from "./format.js";
 
 export const us = (n) => seconds(typeof n === "number" ? n / 1e6 : n);
 export const ms = (n) => seconds(typeof n === "number" ? n / 1e3 : n);
@@ -25,7 +25,7 @@ export const enter = (change) => h("button", { type: "button", onclick: () => ch
 
 export const unspoken = (text) => h("span", { "aria-hidden": "true" }, text);
 
-export const foreign = (text) => h("bdi.key", { title: printable(text, 1000) }, printable(text, 60));
+export const foreign = (text) => h("bdi.key", { title: printable(text, 1000) }, short(text));
 
 export const bar = (share, kind = "") => h("span.bar", { "aria-hidden": "true" }, h("span", { class: kind, "width%": Math.round(Math.min(Math.max(share || 0, 0), 1) * 1000) / 10 }));
 

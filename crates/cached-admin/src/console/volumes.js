@@ -3,7 +3,7 @@
 import { cloneOf, detachOf, flushOf, snapshotOf } from "./actions.js";
 import { h } from "./dom.js";
 import { token } from "./feed.js";
-import { bytes, count, day, NONE, printable } from "./format.js";
+import { bytes, count, day, NONE, printable, short } from "./format.js";
 import { enter, exact, facts, foreign, panel, per, quiet, table, without } from "./parts.js";
 
 const SNAPSHOTS_MAX = 50;
@@ -18,7 +18,7 @@ export function volumes(context) {
   const rows = answer.ok.volumes || [];
   const counts = (at, name) => at.volumes?.volumes?.find((one) => one.volume === name);
   const rateOf = (name, key) => per(model.perSec((at) => counts(at, name)?.[key]));
-  const opener = ({ name }) => h("button.link.key", { type: "button", title: printable(name, 1000), "aria-expanded": String(name === ui.volume), onclick: () => choose(name) }, printable(name, 60));
+  const opener = ({ name }) => h("button.link.key", { type: "button", title: printable(name, 1000), "aria-expanded": String(name === ui.volume), onclick: () => choose(name) }, short(name));
   return panel("volumes", "Volumes", "c12",
     table("Volumes", [["volume"], ["size", "n"], ["used", "n", "w"], ["snapshots", "n"], ["clients", "n"], ["reads", "n", "w"], ["writes", "n", "w"], ["owner", "w"]],
       rows.map((one) => [opener(one), bytes(one.size_bytes), bytes(one.usage?.referenced_bytes), count(one.snapshot_count),
