@@ -245,7 +245,7 @@ impl WorkerPart {
 pub struct ListenerPart {
     /// The address.
     pub listener: String,
-    /// `memcached`, `synapse`, `nbd` or `s3`.
+    /// `memcached`, `synapse`, `http`, `nbd` or `s3`.
     pub protocol: &'static str,
     /// Open connections.
     pub connections: u64,
