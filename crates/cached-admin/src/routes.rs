@@ -258,8 +258,9 @@ impl Gate<'_> {
         headers: &HeaderMap,
     ) -> Result<bool, Box<Response>> {
         let forbidden = |line: &str| Err(Box::new(Response::failure(StatusCode::FORBIDDEN.as_u16(), line)));
-        // A page of another site does not know the token, and reads no response. It may not act even
-        // with a token, and may not set this program to work either. Links lead here from anywhere.
+        // A page of another site should know no token, and cannot read responses. Its requests are
+        // refused even with a token, and also where no token is required, so that no page can make
+        // this program work. Only links may lead here from other sites.
         let is_link = || access == Access::Read && is_navigation(headers);
         if access != Access::Public && is_of_other_site(uri, headers) && !is_link() {
             return forbidden("a browser sent this request for a page of another site");

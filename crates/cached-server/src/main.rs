@@ -431,7 +431,7 @@ fn announce(
         .collect();
     let all = all.join(", ");
     let _ = writeln!(text, " on {all}");
-    // For people only.
+    // An example for people, of no use among the lines of a JSON log.
     if let Some(first) = addresses.first().filter(|_| Format::outside() == Format::Text) {
         let host = if first.ip().is_unspecified() { "localhost".into() } else { first.ip().to_string() };
         let command = r"printf 'set greeting 0 0 5\r\nhello\r\nget greeting\r\nquit\r\n'";

@@ -44,12 +44,13 @@ fn main() -> ExitCode {
     }
     memory::configure_allocator();
     watch_panics();
+    // `Arguments::parse` would exit with status 2, after which the unit starts the program again.
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(text) => {
-            let exit = if text.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
-            // Fails if the stream is closed: then nobody reads it.
-            let _ = text.print();
+        Err(error) => {
+            let exit = if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
+            // Fails if the stream is closed; then nobody reads it.
+            let _ = error.print();
             return exit;
         }
     };

@@ -3,7 +3,7 @@
 
 const TOKEN = "cached-admin-token";
 const PATIENCE_MS = 6000;
-// The server answers a change within 20 s, if only that it goes on.
+// The server responds to a change within 20 s: with its outcome, or with the number of a job that continues.
 const CHANGE_MS = 30000;
 const JOB_EVERY_MS = 1000;
 const JOB_ASKS_MAX = 600;

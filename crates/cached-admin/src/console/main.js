@@ -113,9 +113,9 @@ function useToken(event) {
   poll();
 }
 
-// Shows the details of a volume, or no longer.
+// Shows the details of a volume, or hides them if they are shown.
 function choose(name) {
-  // Never the facts and the actions of one volume under the name of another.
+  // The facts and actions of one volume must not appear under the name of another.
   documents.volume = {};
   change({ volume: name === ui.volume ? null : name });
   return askForVolume();

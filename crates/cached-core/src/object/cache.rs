@@ -259,7 +259,8 @@ impl ObjectCache {
         ReceiveBuffer::new(self.shared(), object, offset, len_bytes)
     }
 
-    /// Returns the source of such memory for a server in front of the cache.
+    /// Returns a function through which a server in front of the cache obtains
+    /// [receive buffers](Self::receive_buffer).
     #[must_use]
     pub fn receive_buffers(&self) -> ReceiveBuffers {
         let cache = self.clone();

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
 impl Format {
-    /// Returns the format that the text of a configuration file selects, even if something else in
-    /// the text is wrong; the default if the text is no TOML, or the format is none.
+    /// Returns the format that the text of a configuration file selects, even if the file has a
+    /// mistake elsewhere; the default if the text is not TOML, or selects no valid format.
     #[must_use]
     pub fn of_file(text: &str) -> Format {
         let selected = || {
