@@ -170,8 +170,8 @@ impl Watch {
         self.observed.load(Ordering::Relaxed) & kind != 0
     }
 
-    /// Makes a connection a watcher of events of these kinds, unless there are too many watchers; only
-    /// then is `sink` called. The connection first receives `OK`.
+    /// Makes a connection a watcher of events of these kinds. The connection first receives `OK`. If
+    /// there are too many watchers, `sink` is not called.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         sink: impl FnOnce() -> io::Result<Sink>,
