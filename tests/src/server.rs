@@ -294,6 +294,18 @@ impl Server {
         wait_for_exit(&mut self.child).unwrap_or_else(|| panic!("no exit in time; log:\n{}", self.log_tail()))
     }
 
+    /// Waits until the log contains these words.
+    ///
+    /// # Panics
+    /// If the words are not logged in time, with the log.
+    pub fn wait_until_logged(&self, words: &str) {
+        let deadline = Instant::now() + START_STOP_DEADLINE;
+        while !self.log().contains(words) {
+            assert!(Instant::now() < deadline, "{words:?} is not logged in time; log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn status_kib(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
         status

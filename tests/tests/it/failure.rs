@@ -5,9 +5,8 @@ use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
 use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
-use cached_tests::server::{START_STOP_DEADLINE, Server, Start};
+use cached_tests::server::{Server, Start};
 use std::path::Path;
-use std::time::Instant;
 use synapse::{Address, SynapseBlocker};
 
 /// `EX_SOFTWARE`.
@@ -75,14 +74,6 @@ fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
     }
 }
 
-fn wait_for_line(server: &Server, words: &str) {
-    let deadline = Instant::now() + START_STOP_DEADLINE;
-    while !server.log().contains(words) {
-        assert!(Instant::now() < deadline, "no line with {words:?} in\n{}", server.log());
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-}
-
 /// The watchdog logs a worker without progress, and the end of that state.
 #[test]
 fn a_stalled_worker_is_logged() {
@@ -96,12 +87,12 @@ fn a_stalled_worker_is_logged() {
     first.ask(b"mn\r\n", b"MN\r\n");
     second.ask(b"mn\r\n", b"MN\r\n");
     first.send(b"debugtime stall-on\r\n");
-    wait_for_line(&server, "worker 0 makes no progress");
+    server.wait_until_logged("worker 0 makes no progress");
     assert!(server.log().contains("in an administrative command"), "{}", server.log());
     assert!(!server.log().contains("worker 1"), "{}", server.log());
     second.ask(b"debugtime stall-off\r\n", b"OK\r\n");
     first.expect(b"OK\r\n", "the stall has ended");
-    wait_for_line(&server, "worker 0 makes progress again");
+    server.wait_until_logged("worker 0 makes progress again");
 }
 
 /// A worker that cannot end does not prevent the end of the process.
@@ -114,7 +105,7 @@ fn a_worker_that_does_not_end_is_waited_for_for_a_bounded_time() {
     let (mut first, mut second) = (server.connect(), server.connect());
     second.ask(b"mn\r\n", b"MN\r\n");
     first.send(b"debugtime stall-on\r\n");
-    wait_for_line(&server, "worker 0 makes no progress");
+    server.wait_until_logged("worker 0 makes no progress");
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();
     assert_eq!(status.code(), Some(DEFECT), "{status}\n{}", server.log());

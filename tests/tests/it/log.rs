@@ -4,11 +4,10 @@
 use cached_tests::daemon::{DEADLINE, Daemon};
 use cached_tests::outside::run;
 use cached_tests::program::{Flavour, Program, workspace_programs};
-use cached_tests::server::{START_STOP_DEADLINE, Server};
+use cached_tests::server::Server;
 use serde_json::Value;
 use std::net::TcpListener;
 use std::process::{Command, Output};
-use std::time::Instant;
 
 const JSON: &str = "[log]\nformat = \"json\"\n";
 
@@ -47,14 +46,6 @@ fn file(text: &str) -> (tempfile::TempDir, String) {
     (dir, path)
 }
 
-fn until_logged(server: &Server, words: &str) {
-    let deadline = Instant::now() + START_STOP_DEADLINE;
-    while !server.log().contains(words) {
-        assert!(Instant::now() < deadline, "{words:?} is not logged in time:\n{}", server.log());
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn every_line_of_a_json_log_is_an_object() {
     if !is_cached() {
@@ -65,11 +56,11 @@ fn every_line_of_a_json_log_is_an_object() {
     let mut server = Server::start(&format!("--config={path}"));
     // The harness also connects, to find out whether the server listens.
     let conns: Vec<_> = (0..3).map(|_| server.connect()).collect();
-    until_logged(&server, "connection refused: too many open connections");
+    server.wait_until_logged("connection refused: too many open connections");
     drop(conns);
     std::fs::write(&path, format!("{text}wrong\n=1")).expect("a configuration");
     server.signal(libc::SIGHUP);
-    until_logged(&server, "is refused");
+    server.wait_until_logged("is refused");
     server.signal(libc::SIGUSR1);
     assert!(server.wait_exit().success());
     // Standard output is in the same file.

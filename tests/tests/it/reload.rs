@@ -76,10 +76,6 @@ fn until(what: &str, server: &Server, holds: impl Fn() -> bool) {
     }
 }
 
-fn until_logged(server: &Server, words: &str) {
-    until(words, server, || server.log().contains(words));
-}
-
 #[test]
 fn live_keys_change_and_the_others_are_named() {
     if !is_cached() {
@@ -95,7 +91,7 @@ fn live_keys_change_and_the_others_are_named() {
          dump_commands = false\nwatch_command = false\nshutdown_command = true\nthreads = 3\n\
          memory_bytes_max = \"70 MiB\"\n",
     );
-    until_logged(&server, "need a restart");
+    server.wait_until_logged("need a restart");
     for (name, value) in [
         ("maxconns", "200"),
         ("maxconns_fast", "no"),
@@ -152,7 +148,7 @@ fn a_wrong_file_is_refused_as_a_whole() {
         ),
     ] {
         file.reload(&server, text);
-        until_logged(&server, words);
+        server.wait_until_logged(words);
         let log = server.log();
         let line = log.lines().find(|line| line.contains(words)).expect("a line");
         assert!(
@@ -163,7 +159,7 @@ fn a_wrong_file_is_refused_as_a_whole() {
     }
     std::fs::remove_file(file.path()).expect("the file");
     server.signal(libc::SIGHUP);
-    until_logged(&server, "cannot be read");
+    server.wait_until_logged("cannot be read");
     server.assert_serves("files that are wrong");
     file.reload(&server, "[memcached]\nconnections_max = 200\n");
     until("the right one", &server, || setting(&server, "maxconns") == "200");
@@ -217,10 +213,10 @@ fn write_modes_and_dirty_limits_change() {
     // This is not possible with the memory that is in force until the restart.
     let large = text("dirty_bytes_max = \"50 MiB\"", "").replace("8 MiB", "80 MiB");
     file.reload(&server, &large);
-    until_logged(&server, "objects.dirty_bytes_max: must be between");
+    server.wait_until_logged("objects.dirty_bytes_max: must be between");
     // A limit that is derived from the memory does not prevent the change.
     file.reload(&server, &young.replace("8 MiB", "80 MiB"));
-    until_logged(&server, "objects.memory_bytes_max \\\"8 MiB\\\" -> \\\"80 MiB\\\"");
+    server.wait_until_logged("objects.memory_bytes_max \\\"8 MiB\\\" -> \\\"80 MiB\\\"");
 }
 
 /// An invalid password file leaves the object cache unchanged, because a reload is refused as a
@@ -247,7 +243,7 @@ fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     let mode = || block_on(client.control().policy(object(0).namespace)).expect("a policy").write;
     std::fs::write(&passwords, "no colon\n").expect("the passwords");
     file.reload(&server, &text("back"));
-    until_logged(&server, "the configuration is refused");
+    server.wait_until_logged("the configuration is refused");
     assert_eq!(mode(), WriteMode::Through);
     std::fs::write(&passwords, "user:password\n").expect("the passwords");
     file.reload(&server, &text("back"));
@@ -381,7 +377,7 @@ fn the_listeners_close_after_the_delay() {
     let mut server = file.start("");
     let mut early = server.connect();
     server.signal(libc::SIGTERM);
-    until_logged(&server, "no longer ready");
+    server.wait_until_logged("no longer ready");
     early.ask(b"mn\r\n", b"MN\r\n");
     server.assert_serves("a signal to end");
     server.signal(libc::SIGTERM);
