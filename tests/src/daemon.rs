@@ -134,6 +134,22 @@ impl Daemon {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
+    /// Waits for the log's line that announces a listener and begins with these words; returns the
+    /// first address after them.
+    ///
+    /// # Panics
+    /// If there is no such line in time.
+    pub fn announced(&self, words: &str) -> String {
+        wait_for(words, || {
+            let log = self.log();
+            let address = |line: &str| {
+                let rest = line.strip_prefix("synapsed: ").unwrap_or(line).strip_prefix(words)?;
+                rest.split([' ', ',']).next().map(str::to_owned)
+            };
+            log.lines().find_map(address)
+        })
+    }
+
     /// Replaces the configuration.
     pub fn configure(&self, change: impl FnOnce(String) -> String) {
         let text = std::fs::read_to_string(self.path("config.toml")).expect("its configuration");

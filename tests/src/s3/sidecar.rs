@@ -1,6 +1,6 @@
 //! `cached` in front of an endpoint.
 
-use crate::daemon::{Daemon, wait_for};
+use crate::daemon::Daemon;
 use crate::http;
 use crate::s3::endpoint::User;
 use std::fmt::Write as _;
@@ -58,11 +58,7 @@ impl Sidecar {
                 more(place)
             )
         });
-        let url = wait_for("the line of the sidecar", || {
-            let log = daemon.log();
-            let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
-            Some(format!("http://{}", line.split(' ').next()?))
-        });
+        let url = format!("http://{}", daemon.announced("S3 on "));
         Self { daemon, url }
     }
 

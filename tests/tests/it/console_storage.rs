@@ -53,11 +53,7 @@ impl Storage {
             let body = json!({ "volumes": ["disk"], "snapshot": snapshot });
             assert_eq!(daemon.post("/volumes/snapshot", &body).0, 200);
         }
-        let s3 = wait_for("the line of the sidecar", || {
-            let log = daemon.log();
-            let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
-            line.split(' ').next().map(ToOwned::to_owned)
-        });
+        let s3 = daemon.announced("S3 on ");
         Storage { daemon, disk, s3 }
     }
 

@@ -158,9 +158,7 @@ fn one_address_leaves_places_for_others_with_objects_and_volumes() {
             ("objects on 127.0.0.1:", "synapse"),
             ("objects over HTTP on http://127.0.0.1:", "object_http"),
         ] {
-            let log = daemon.log();
-            let port = log.lines().find_map(|found| found.strip_prefix(line)).expect("its address");
-            let port = port.split(' ').next().expect("a port").parse().expect("a port");
+            let port = daemon.announced(line).parse().expect("a port");
             let metric = |name| daemon.metric(&format!("cached_{listener}_connections_{name}"));
             let are = |open: u32, refused: u32| {
                 wait_for(&format!("{listener}: {open} connections, {refused} refused; {own:?}"), || {

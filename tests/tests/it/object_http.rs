@@ -40,9 +40,7 @@ impl Node {
                 _ => format!("{cache}\n[objects.backend]\n{}\n", store.replace(", ", "\n")),
             }
         });
-        let log = daemon.log();
-        let address = log.lines().find_map(|line| line.split_once("objects over HTTP on http://"));
-        let http = address.unwrap_or_else(|| panic!("no listener:\n{log}")).1.trim().to_owned();
+        let http = daemon.announced("objects over HTTP on http://");
         Node { daemon, http }
     }
 

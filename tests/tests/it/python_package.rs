@@ -15,6 +15,8 @@ use std::time::Duration;
 const DEADLINE: Duration = Duration::from_secs(300);
 const SECRET: &str = "secret of the Python tests";
 const OBJECT_BYTES_MAX: u64 = 1 << 20;
+/// The beginning of the line with the URL of the listener for objects.
+const OBJECTS: &str = "objects over HTTP on ";
 
 /// Without zarr, whose dependencies are large.
 #[test]
@@ -66,9 +68,9 @@ fn run_with_servers(pytest: &mut Command) {
     ));
     let token = std::fs::read_to_string(plain.path("token")).expect("a token");
     pytest
-        .env("CACHED_TEST_HTTP", url(&plain))
+        .env("CACHED_TEST_HTTP", plain.announced(OBJECTS))
         .env("CACHED_TEST_UNIX", format!("unix:{}", plain.path("http").display()))
-        .env("CACHED_TEST_TLS", url(&tls))
+        .env("CACHED_TEST_TLS", tls.announced(OBJECTS))
         .env("CACHED_TEST_CA", certificates.path("ca.pem"))
         .env("CACHED_TEST_ADMIN", format!("http://{}", plain.admin))
         .env("CACHED_TEST_TOKEN", token.trim())
@@ -96,14 +98,6 @@ fn start(tls: &str) -> Daemon {
             keys.display()
         )
     })
-}
-
-/// Returns the URL of the server's TCP listener for objects.
-fn url(daemon: &Daemon) -> String {
-    let log = daemon.log();
-    let urls = log.lines().find_map(|line| line.split_once("objects over HTTP on "));
-    let (_, urls) = urls.unwrap_or_else(|| panic!("no listener:\n{log}"));
-    urls.split(", ").find(|url| url.starts_with("http")).expect("a TCP address").trim().to_owned()
 }
 
 fn package() -> PathBuf {

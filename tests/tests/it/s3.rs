@@ -74,11 +74,7 @@ impl Both {
                  memory_bytes_max = \"64 MiB\"\n[[s3.buckets]]\nname = \"shared\"\nmemory_bytes_min = \"1 MiB\"\nupstream_requests_per_second_max = 1000\n"
             )
         });
-        let sidecar_url = wait_for("the line of the sidecar", || {
-            let log = daemon.log();
-            let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
-            Some(format!("http://{}", line.split(' ').next()?))
-        });
+        let sidecar_url = format!("http://{}", daemon.announced("S3 on "));
         Some(Both { endpoint, daemon, programs, endpoint_url, sidecar_url })
     }
 

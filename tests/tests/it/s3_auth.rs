@@ -123,11 +123,7 @@ fn clients_sign_for_the_sidecar_and_the_sidecar_signs_for_the_endpoint() {
             endpoint.url
         )
     });
-    let url = wait_for("the line of the sidecar", || {
-        let log = daemon.log();
-        let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
-        Some(format!("http://{}", line.split(' ').next()?))
-    });
+    let url = format!("http://{}", daemon.announced("S3 on "));
     let mut command = Command::new(programs.join("python"));
     command.arg(folder().join("listener.py")).arg(&url).env("NO_PROXY", "127.0.0.1");
     let output = run(&mut command, DEADLINE);

@@ -43,15 +43,6 @@ fn answer(socket: &TcpStream, count: &AtomicU64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the address of the sidecar.
-fn address(daemon: &Daemon) -> String {
-    wait_for("the line of the sidecar", || {
-        let log = daemon.log();
-        let line = log.lines().find_map(|line| line.strip_prefix("S3 on "))?;
-        line.split(' ').next().map(ToOwned::to_owned)
-    })
-}
-
 #[test]
 fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
     let (upstream, count) = endpoint();
@@ -64,7 +55,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
              [[s3.buckets]]\nname = \"media\"\nfresh_secs = \"immutable\"\n"
         )
     });
-    let address = address(&daemon);
+    let address = daemon.announced("S3 on ");
     let read = |path: &str| {
         let (status, body) = http::get(&address, path);
         assert_eq!(status, 200, "{body}");
@@ -153,7 +144,7 @@ fn the_reference_names_every_metric_of_the_sidecar() {
         )
     });
     // A bucket has metrics once a request for it has succeeded.
-    assert_eq!(http::get(&address(&daemon), "/shared/k").0, 200);
+    assert_eq!(http::get(&daemon.announced("S3 on "), "/shared/k").0, 200);
     let (_, shown) = http::get(&daemon.admin, "/metrics");
     reference::compare(&shown, |name| name.starts_with("cached_s3_sidecar_"), |_| false);
 }
