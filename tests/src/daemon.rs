@@ -4,9 +4,10 @@
 use crate::http;
 use crate::outside::{run, text};
 use crate::program::workspace_programs;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,15 @@ pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "{what}: not in time");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Writes a file with a secret, which only this user can read.
+///
+/// # Panics
+/// If the file cannot be written.
+pub fn write_secret(path: &Path, text: &str) {
+    std::fs::write(path, text).expect("a file");
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).expect("its mode");
 }
 
 /// A running program. Dropping this value kills the process.

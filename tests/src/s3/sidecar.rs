@@ -1,10 +1,9 @@
 //! `cached` in front of an endpoint.
 
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, write_secret};
 use crate::http;
 use crate::s3::endpoint::User;
 use std::fmt::Write as _;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// A running sidecar.
@@ -76,9 +75,4 @@ impl Sidecar {
     pub fn requests(&self, result: &str) -> u64 {
         self.metric(&format!("cached_s3_sidecar_requests_total{{result=\"{result}\"}}"))
     }
-}
-
-fn write_secret(path: &Path, text: &str) {
-    std::fs::write(path, text).expect("a file");
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
 }

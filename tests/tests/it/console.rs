@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use cached_admin::{Access, AdminConfig, AdminServer, Response, Tokens};
 use cached_tests::browser::{Browser, Viewport};
+use cached_tests::daemon::write_secret;
 use cached_tests::http;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, free_port};
@@ -47,9 +48,7 @@ impl Fixture {
         config.listen = vec![address.to_owned()];
         if !with_token.is_empty() {
             let path = dir.path().join("token");
-            std::fs::write(&path, TOKEN).expect("a file");
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-            std::fs::set_permissions(&path, mode).expect("permissions");
+            write_secret(&path, TOKEN);
             config.tokens = Some(Tokens::from_file(path).expect("a token"));
         }
         let server = AdminServer::start(config, "cached", "0.1.0").expect("a listener");

@@ -1,7 +1,7 @@
 //! `cachectl doctor` with a healthy server, with one that is not, and before the first start; and
 //! its support bundle.
 
-use cached_tests::daemon::{DEADLINE, Daemon};
+use cached_tests::daemon::{DEADLINE, Daemon, write_secret};
 use cached_tests::outside;
 use cached_tests::program::workspace_programs;
 use cached_tests::tls::{Certificates, Validity};
@@ -20,8 +20,7 @@ fn start(store: &Path, certificates: &Certificates, name: &str) -> Daemon {
     let (chain, key, store) = (file("pem"), file("key"), store.display());
     Daemon::start("cached", |place| {
         let secret = format!("{place}/secret");
-        std::fs::write(&secret, SECRET).expect("a secret");
-        std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).expect("its permissions");
+        write_secret(Path::new(&secret), SECRET);
         format!(
             "[objects]\n[objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{store}\"\n[synapse]\n\
              listen = [\"unix:{place}/synapse\"]\nsecret_file = \"{secret}\"\n\

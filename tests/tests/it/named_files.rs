@@ -2,7 +2,7 @@
 //! `synapsed` refuse each of them, in the check and at the start, with one line and the exit status for the kind of
 //! problem.
 
-use cached_tests::daemon::DEADLINE;
+use cached_tests::daemon::{DEADLINE, write_secret};
 use cached_tests::outside::run;
 use cached_tests::program::{Flavour, Program, workspace_programs};
 use cached_tests::tls::Certificates;
@@ -140,8 +140,7 @@ fn check(program: &Path, places: &[Place]) {
         ("keys", "[[keys]]\naccess_key = \"a\"\nsecret_key = \"0123456789abcdef\"\nread = [\"media\"]\n"),
         ("secret-key", "0123456789abcdef\n"),
     ] {
-        std::fs::write(at(name), text).expect("a file");
-        std::fs::set_permissions(at(name), Permissions::from_mode(0o600)).expect("a file of this user");
+        write_secret(&dir.path().join(name), text);
     }
     let config = at("config.toml");
     for (file, cause, is_mistake) in problems(dir.path()) {

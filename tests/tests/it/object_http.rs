@@ -1,11 +1,10 @@
 //! The object service over HTTP, with curl, with raw sockets, and beside `cachectl`.
 
-use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::daemon::{Daemon, wait_for, write_secret};
 use cached_tests::outside::{find_program, run, skip, text};
 use cached_tests::program::workspace_programs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Barrier;
@@ -170,11 +169,6 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 
-fn write(path: &Path, bytes: &[u8], mode: u32) {
-    std::fs::write(path, bytes).expect("a file");
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
-}
-
 #[test]
 fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
     if find_program("curl").is_none() {
@@ -183,7 +177,7 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
     Node::both(|node| {
         let content = pattern(300_001);
         let file = node.daemon.path("file");
-        write(&file, &content, 0o600);
+        std::fs::write(&file, &content).expect("a file");
         let file = file.display().to_string();
         let path = "http://{}/vm/disks/a%20b";
         assert_eq!(node.curl(&["--upload-file", &file, path]).0, 201);
@@ -194,7 +188,7 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
         assert!(got.status.success() && got.stdout == content, "{}", String::from_utf8_lossy(&got.stderr));
         // What `cachectl` writes is seen at once.
         let changed = node.daemon.path("changed");
-        write(&changed, &content[1..], 0o600);
+        std::fs::write(&changed, &content[1..]).expect("a file");
         let put = node.cachectl(&["-n", "vm", "put", "disks/a b", &changed.display().to_string()]);
         assert!(put.status.success(), "{}", text(&put));
         assert_eq!(node.curl(&[path]), (200, content[1..].to_vec()));
@@ -401,7 +395,7 @@ fn keys_decide_what_a_client_may_do() {
         "synapsed",
         "",
         |place| {
-            write(&Path::new(place).join("keys.toml"), KEYS.as_bytes(), 0o600);
+            write_secret(&Path::new(place).join("keys.toml"), KEYS);
             format!("keys_file = \"{place}/keys.toml\"")
         },
         "",
@@ -438,12 +432,12 @@ fn keys_decide_what_a_client_may_do() {
 
     // New keys are in force after SIGHUP; a file with a mistake changes nothing.
     let keys = node.daemon.path("keys.toml");
-    write(&keys, KEYS.replace("docs/drafts/", "docs").as_bytes(), 0o600);
+    write_secret(&keys, &KEYS.replace("docs/drafts/", "docs"));
     node.daemon.signal(libc::SIGHUP);
     wait_for("the new keys", || {
         (by_editor(&["--upload-file", "/dev/null", "http://{}/docs/b"]) == 201).then_some(())
     });
-    write(&keys, b"[[keys]]", 0o600);
+    write_secret(&keys, "[[keys]]");
     node.daemon.signal(libc::SIGHUP);
     wait_for("the mistake", || node.daemon.log().contains("objects.http.keys_file: ").then_some(()));
     assert_eq!(by_editor(&["http://{}/docs/b"]), 200);

@@ -3,11 +3,10 @@
 //! The packages that its tests need are installed once into a virtual environment below the target
 //! directory.
 
-use cached_tests::daemon::Daemon;
+use cached_tests::daemon::{Daemon, write_secret};
 use cached_tests::outside::{self, fetch};
 use cached_tests::program::repository;
 use cached_tests::tls::Certificates;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -89,8 +88,7 @@ fn start(tls: &str) -> Daemon {
             "[[keys]]\naccess_key = \"app\"\nsecret_key = \"{SECRET}\"\nread = [\"*\"]\nwrite = [\"*\"]\n\
              [[keys]]\naccess_key = \"reader\"\nsecret_key = \"{SECRET}\"\nread = [\"*\"]\n"
         );
-        std::fs::write(&keys, text).expect("a file of keys");
-        std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).expect("its permissions");
+        write_secret(&keys, &text);
         format!(
             "[objects]\nmemory_bytes_max = \"16 MiB\"\nobject_bytes_max = {OBJECT_BYTES_MAX}\n\
              [objects.backend]\nkind = \"file\"\ncreate = true\npath = \"{place}/store\"\n[volumes]\n\

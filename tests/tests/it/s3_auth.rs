@@ -1,7 +1,7 @@
 //! `cached` verifies the signatures of S3 clients, and signs its own requests: boto3 and rclone use
 //! it in front of versitygw, which also verifies signatures, or of moto's server, which does not.
 
-use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::daemon::{Daemon, wait_for, write_secret};
 use cached_tests::http;
 use cached_tests::outside::{run, skip, text};
 use cached_tests::program::repository;
@@ -9,7 +9,6 @@ use cached_tests::python;
 use cached_tests::s3::endpoint::find_versitygw;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -96,11 +95,6 @@ impl Endpoint {
         wait_for("the endpoint listens", || TcpStream::connect(free).ok());
         Endpoint { child, url: format!("http://{free}"), _directory: directory }
     }
-}
-
-fn write_secret(path: &Path, text: &str) {
-    std::fs::write(path, text).expect("a file");
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).expect("its mode");
 }
 
 #[test]
