@@ -5,6 +5,7 @@
 //! to the command that they continue. Blocks of commands that no test runs name a language (`sh`)
 //! and the reason.
 
+use crate::outside::{find_program, skip};
 use crate::program::workspace_programs;
 use crate::server::is_root;
 use std::fs;
@@ -163,6 +164,34 @@ fn unshare() -> Command {
     command
 }
 
+/// Returns whether this user may make network namespaces and these programs are installed; otherwise
+/// the test is skipped.
+///
+/// # Panics
+/// With `CACHED_REQUIRE_ALL=1`, instead of a skip.
+#[must_use]
+pub fn can_run(test: &str, programs: &[&str]) -> bool {
+    if let Some(missing) = programs.iter().find(|program| find_program(program).is_none()) {
+        skip(test, &format!("{missing} is not installed"));
+        return false;
+    }
+    let is_possible = unshare().arg("true").output().is_ok_and(|output| output.status.success());
+    if !is_possible {
+        skip(test, "this user may not make a network of its own");
+    }
+    is_possible
+}
+
+/// Makes the directories of a shell at `place`: `clone`, `programs` and those of [`PLACES`].
+///
+/// # Panics
+/// If they cannot be made.
+pub fn make_directories(place: &Path) {
+    for directory in ["clone", "programs"].into_iter().chain(PLACES.map(|place| &place[1..])) {
+        fs::create_dir_all(place.join(directory)).expect("a directory");
+    }
+}
+
 /// A shell in its own network namespace. Dropping this value kills all processes that the shell has
 /// started.
 #[derive(Debug)]
@@ -175,12 +204,6 @@ pub struct Shell {
 }
 
 impl Shell {
-    /// Returns whether this user may make network namespaces.
-    #[must_use]
-    pub fn is_possible() -> bool {
-        unshare().arg("true").output().is_ok_and(|output| output.status.success())
-    }
-
     /// Starts a shell in the directory `clone` of `place`. `path` is its `PATH`.
     ///
     /// # Panics

@@ -2,8 +2,7 @@
 //! separate network namespace with directories of their own. Each command must have the status and
 //! the form of output that the page shows; numbers may differ.
 
-use cached_tests::outside::{find_program, skip};
-use cached_tests::page::{PLACES, Shell, Step, blocks, has_form, localized, steps};
+use cached_tests::page::{Shell, Step, blocks, can_run, has_form, localized, make_directories, steps};
 use cached_tests::program::{repository, workspace_programs};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -69,19 +68,12 @@ impl Procedures {
     /// Returns the shell after these commands, or `None` if the test is skipped.
     fn prepare(page: &str, commands: &[&str]) -> Option<Procedures> {
         let test = format!("the procedures of docs/{page}.md");
-        if let Some(missing) = OUTSIDE.into_iter().find(|program| find_program(program).is_none()) {
-            skip(&test, &format!("{missing} is not installed"));
-            return None;
-        }
-        if !Shell::is_possible() {
-            skip(&test, "this user may not make a network of its own");
+        if !can_run(&test, &OUTSIDE) {
             return None;
         }
         let place = tempfile::Builder::new().prefix("page").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let place = place.expect("a directory");
-        for directory in ["clone", "programs"].into_iter().chain(PLACES.map(|place| &place[1..])) {
-            fs::create_dir_all(place.path().join(directory)).expect("a directory");
-        }
+        make_directories(place.path());
         let (installed, programs) = (place.path().join("usr/bin"), place.path().join("programs"));
         for name in ["cached", "cachectl"] {
             symlink(workspace_programs().join(name), programs.join(name)).expect("a link");

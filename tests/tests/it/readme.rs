@@ -1,14 +1,12 @@
 //! Runs every shell example of `README.md` in order, in a separate network namespace, as after a
 //! fresh clone: each command must succeed and print the output on the page.
 
-use cached_tests::outside::{find_program, skip};
-use cached_tests::page::{PLACES, Shell, Step, localized, steps};
+use cached_tests::page::{Shell, Step, can_run, localized, make_directories, steps};
 use cached_tests::program::repository;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-const TEST: &str = "the examples of README.md";
 /// The programs that the examples need in addition to a Rust toolchain.
 const OUTSIDE: [&str; 6] = ["unshare", "ip", "nc", "qemu-io", "python3", "curl"];
 
@@ -16,9 +14,7 @@ const OUTSIDE: [&str; 6] = ["unshare", "ip", "nc", "qemu-io", "python3", "curl"]
 /// Returns the `PATH`.
 fn prepare(place: &Path) -> String {
     let programs = place.join("programs");
-    for directory in ["clone", "programs"].into_iter().chain(PLACES.map(|place| &place[1..])) {
-        fs::create_dir_all(place.join(directory)).expect("a directory");
-    }
+    make_directories(place);
     for name in ["Cargo.lock", "deploy"] {
         symlink(repository().join(name), place.join("clone").join(name)).expect("a link");
     }
@@ -30,11 +26,8 @@ fn prepare(place: &Path) -> String {
 
 #[test]
 fn every_example_runs_and_prints_what_is_shown() {
-    if let Some(missing) = OUTSIDE.into_iter().find(|program| find_program(program).is_none()) {
-        return skip(TEST, &format!("{missing} is not installed"));
-    }
-    if !Shell::is_possible() {
-        return skip(TEST, "this user may not make a network of its own");
+    if !can_run("the examples of README.md", &OUTSIDE) {
+        return;
     }
     let page = fs::read_to_string(repository().join("README.md")).expect("README.md");
     let steps = steps(&page);
