@@ -93,9 +93,8 @@ class Objects:
         return f"/{quote(to_bytes(namespace or self.namespace), safe='')}/"
 
     def _headers(self, durability: Durability | None = None, **more: str | None) -> dict[str, str]:
-        """Returns the headers whose value is not `None`."""
-        more["durability"] = durability or self.durability
-        return {key.replace("_", "-"): value for key, value in more.items() if value is not None}
+        """Returns the headers of a change."""
+        return _present(durability=durability or self.durability, **more)
 
     def get(self, name: Name, start: int, stop: int | None, if_match: str | None) -> Call[Object]:
         wanted = None
@@ -110,9 +109,8 @@ class Objects:
             wanted = f"bytes={start}-{stop - 1}"
         elif start > 0:
             wanted = f"bytes={start}-"
-        headers = {"range": wanted, "if-match": if_match}
-        present = {key: value for key, value in headers.items() if value is not None}
-        return Call("GET", self.path(name), partial(_object, slice(start, stop)), present)
+        headers = _present(range=wanted, if_match=if_match)
+        return Call("GET", self.path(name), partial(_object, slice(start, stop)), headers)
 
     def info(self, name: Name) -> Call[Info]:
         return Call("HEAD", self.path(name), partial(_info, to_str(to_bytes(name))))
@@ -177,6 +175,11 @@ def children(page: Page, prefix: Name, last: str | None) -> tuple[list[str], Nam
     if page.next is not None and last is not None and last.endswith("/"):
         return found, (begin + to_bytes(last)).ljust(NAME_BYTES_MAX, b"\xff")
     return found, page.next
+
+
+def _present(**headers: str | None) -> dict[str, str]:
+    """Returns the headers whose value is not `None`."""
+    return {key.replace("_", "-"): value for key, value in headers.items() if value is not None}
 
 
 def _object(wanted: slice, response: Response) -> Object:
