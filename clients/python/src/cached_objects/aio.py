@@ -39,6 +39,9 @@ def _items(
 
 
 class _Threads:
+    """The threads of a client, which begin anew in a forked process. A class of its own, because the
+    set `forked` would keep only one of several equal clients."""
+
     def __init__(self, count: int) -> None:
         self._count = count
         self.begin()
