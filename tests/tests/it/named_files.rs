@@ -46,6 +46,8 @@ const OF_CACHED: &[Place] = &[
     Key("[admin.tls]\nchain_file = FILE", "admin.tls.chain_file"),
     Key("OBJECTS[synapse]\nsecret_file = FILE", "synapse.secret_file"),
     Key("OBJECTS[synapse]\nsecret_file_previous = FILE", "synapse.secret_file_previous"),
+    Key("OBJECTS[objects.http]\nkeys_file = FILE", "objects.http.keys_file"),
+    Key("OBJECTS[objects.http.tls]\nchain_file = FILE", "objects.http.tls.chain_file"),
     Key("OBJECTS[volumes]\n[nbd.tls]\nchain_file = FILE", "nbd.tls.chain_file"),
     Key(
         "[objects.backend]\nkind = \"synapse\"\naddress = \"h:1\"\nsecret_file = FILE",
@@ -79,6 +81,8 @@ const OF_SYNAPSED: &[Place] = &[
     Configuration,
     Key("backend = \"memory:\"\n[synapse]\nsecret_file = FILE", "synapse.secret_file"),
     Key("backend = \"memory:\"\n[synapse]\nsecret_file_previous = FILE", "synapse.secret_file_previous"),
+    Key("backend = \"memory:\"\n[objects.http]\nkeys_file = FILE", "objects.http.keys_file"),
+    Key("backend = \"memory:\"\n[objects.http.tls]\nchain_file = FILE", "objects.http.tls.chain_file"),
     Key("backend = \"memory:\"\n[admin]\ntoken_file = FILE", "admin.token_file"),
     Key("backend = \"memory:\"\n[admin.tls]\nchain_file = FILE", "admin.tls.chain_file"),
     Key("[backend]\nkind = \"synapse\"\naddress = \"h:1\"\nsecret_file = FILE", "backend.secret_file"),
