@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// The time limit for a condition. Generous, because the machine may be busy.
 pub const DEADLINE: Duration = Duration::from_secs(240);
 
+/// The token of the admin listener of every [`Daemon`].
+pub const TOKEN: &str = "0123456789abcdef0123";
+
 /// Waits until `get` returns something, and returns it.
 ///
 /// # Panics
@@ -93,7 +96,7 @@ impl Daemon {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let place = dir.path().display().to_string();
         let token = dir.path().join("token");
-        std::fs::write(&token, "0123456789abcdef0123\n").expect("a token");
+        std::fs::write(&token, format!("{TOKEN}\n")).expect("a token");
         let text = configuration(&place);
         // Keys without a table come first.
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());

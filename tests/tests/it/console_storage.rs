@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use cached_tests::browser::{Browser, Viewport};
-use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::daemon::{Daemon, TOKEN, wait_for};
 use cached_tests::http;
 use cached_tests::nbd::Disk;
 use cached_tests::s3::endpoint::{Kind, User};
@@ -18,8 +18,6 @@ use serde_json::{Value, json};
 use crate::console::{PALE_TEXTS, UNUSABLE, open};
 
 const MIB: u64 = 1 << 20;
-/// The token of a [`Daemon`].
-const TOKEN: &str = "0123456789abcdef0123";
 
 /// A server with volumes and an S3 sidecar, and what uses it.
 struct Storage {

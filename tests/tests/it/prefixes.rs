@@ -2,7 +2,7 @@
 //! sample, and the reply to clients with auto-discovery.
 
 use cached_tests::conn::Conn;
-use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::daemon::{Daemon, TOKEN, wait_for};
 use cached_tests::http;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
@@ -214,7 +214,7 @@ fn an_operator_flushes_a_prefix_and_the_log_names_who() {
     assert_eq!((code != 0, shown.contains("a prefix has 1 to 250 bytes")), (true, true), "{shown}");
     // Without the token, and with an invalid body.
     assert_eq!(http::post(&daemon.admin, "/flush-prefix", "", "{\"prefix\": \"b:\"}").0, 401);
-    let token = "Authorization: Bearer 0123456789abcdef0123\r\n";
+    let token = &format!("Authorization: Bearer {TOKEN}\r\n");
     for body in ["", "{}", "{\"prefix\": 1}", "{\"prefix\": \"b:\", \"delay\": 10}", "[]"] {
         assert_eq!(http::post(&daemon.admin, "/flush-prefix", token, body).0, 400, "{body}");
     }

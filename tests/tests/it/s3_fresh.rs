@@ -1,7 +1,7 @@
 //! `cached` as an S3 sidecar that serves reads without the endpoint: invalidation by commands and
 //! events, reload, access log.
 
-use cached_tests::daemon::{Daemon, wait_for};
+use cached_tests::daemon::{Daemon, TOKEN, wait_for};
 use cached_tests::http;
 use cached_tests::reference;
 use std::io::{BufRead, BufReader, Write};
@@ -83,7 +83,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
         "{shown}"
     );
     // By a bucket notification.
-    let token = "Authorization: Bearer 0123456789abcdef0123\r\n";
+    let token = &format!("Authorization: Bearer {TOKEN}\r\n");
     let event = r#"{"Records":[{"eventName":"ObjectCreated:Put","s3":{"bucket":{"name":"media"},"object":{"key":"a%2F1"}}}]}"#;
     let before = (read("/media/a/1"), read("/media/b"));
     assert_eq!(http::post(&daemon.admin, "/s3/events", token, event), (200, "{\"records\":1}".into()));
