@@ -147,7 +147,7 @@ fn check(program: &Path, places: &[Place]) {
         write_secret(&dir.path().join(name), text);
     }
     let config = at("config.toml");
-    for (file, cause, is_mistake) in problems(dir.path()) {
+    for (number, (file, cause, is_mistake)) in problems(dir.path()).into_iter().enumerate() {
         let with = |text: &str, quote: &str| {
             let quoted = |path: &str| format!("{quote}{path}{quote}");
             let own = |name: &str| quoted(&certificates.path(name).display().to_string());
@@ -159,7 +159,7 @@ fn check(program: &Path, places: &[Place]) {
                 .replace("SECRET", &quoted(&at("secret-key")))
                 .replace("FILE", &quoted(&file))
         };
-        for place in places {
+        for (of, place) in places.iter().enumerate() {
             let (text, flags, line, status) = match place {
                 Key(text, key) => {
                     (with(text, "\""), format!("--config={config}"), format!("{config}: {key}: "), MISTAKE)
@@ -171,19 +171,19 @@ fn check(program: &Path, places: &[Place]) {
                 Variable(flags, _, status) => (String::new(), (*flags).to_owned(), String::new(), *status),
             };
             std::fs::write(&config, &text).expect("a file");
-            for mode in ["--check-config", ""] {
-                let mut command = Command::new(program);
-                command.args(flags.split_whitespace()).args(mode.split_whitespace());
-                if let Variable(_, name, _) = place {
-                    command.env(name, &file);
-                }
-                let (found, said) = ended(command);
-                let said = said.trim_end().trim_start_matches("synapsed: ");
-                let case = format!("{flags} {mode}\n{text}\n{said}");
-                assert_eq!(found, Some(if is_mistake { status } else { TROUBLE }), "{case}");
-                assert_eq!(said.lines().count(), 1, "{case}");
-                assert!(said.starts_with(&line) && said.contains(&file) && said.ends_with(cause), "{case}");
+            // Each place meets half of the problems at a check, and the others at a start.
+            let mode = ["--check-config", ""][(number + of) % 2];
+            let mut command = Command::new(program);
+            command.args(flags.split_whitespace()).args(mode.split_whitespace());
+            if let Variable(_, name, _) = place {
+                command.env(name, &file);
             }
+            let (found, said) = ended(command);
+            let said = said.trim_end().trim_start_matches("synapsed: ");
+            let case = format!("{flags} {mode}\n{text}\n{said}");
+            assert_eq!(found, Some(if is_mistake { status } else { TROUBLE }), "{case}");
+            assert_eq!(said.lines().count(), 1, "{case}");
+            assert!(said.starts_with(&line) && said.contains(&file) && said.ends_with(cause), "{case}");
         }
     }
 }

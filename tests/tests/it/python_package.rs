@@ -40,9 +40,10 @@ fn python_package_whole() {
         Err(why) => return outside::skip("python_package_whole", &why),
     };
     let installed = tempfile::tempdir().expect("a temporary directory");
-    let mut pip = python(&environment);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-    pip.args(["--no-build-isolation", "--target"]).arg(installed.path()).arg(".");
+    let mut pip = cached_tests::python::pip(environment.parent().expect("the directory of programs"))
+        .expect("the pip that installed the environment");
+    pip.current_dir(package()).args(["install", "--no-deps", "--no-build-isolation", "--target"]);
+    pip.arg(installed.path()).arg(".");
     fetch(&mut pip, DEADLINE).expect("the package is built and installed");
     let names = ["cached_objects/py.typed", "cached_objects-0.1.0.dist-info/licenses/LICENSE-MIT"];
     for name in names {
