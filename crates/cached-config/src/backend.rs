@@ -331,9 +331,11 @@ impl FromStr for BackendTable {
             Some(("synapse", address)) => {
                 Ok(Self::Synapse(RemoteTable { address: address.into(), ..RemoteTable::default() }))
             }
-            _ => Err(format!(
-                "{text:?} is not a backend; expected memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
-                 s3:BUCKET[,KEY=VALUE]... or synapse:HOST:PORT"
+            // The rest may contain a secret.
+            kind => Err(format!(
+                "{:?} is not a backend; expected memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
+                 s3:BUCKET[,KEY=VALUE]... or synapse:HOST:PORT",
+                kind.map_or_else(|| text.to_owned(), |(kind, _)| format!("{kind}:")),
             )),
         }
     }
@@ -418,6 +420,8 @@ mod backend_text_tests {
         for wrong in ["", "memory", "memory:x", "file:", "rados:", "s3:", "synapse:", "tape:0"] {
             assert!(wrong.parse::<BackendTable>().is_err(), "{wrong}");
         }
+        let wrong = "rado:vm,librados.key=hidden".parse::<BackendTable>().unwrap_err();
+        assert!(wrong.starts_with("\"rado:\" is not a backend") && !wrong.contains("hidden"), "{wrong}");
         for text in ["memory:", "file:/a:b", "synapse:n:7"] {
             assert_eq!(text.parse::<BackendTable>().unwrap().to_string(), text);
         }

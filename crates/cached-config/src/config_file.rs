@@ -2,6 +2,7 @@
 //! the key, the problem and the remedy.
 
 use cached_core::policy;
+use cached_process::reload::without_users;
 use cached_process::{Exit, Failure};
 use named_file::{FileError, Kinds, NamedFile};
 use serde::de::DeserializeOwned;
@@ -36,9 +37,9 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// Returns a mistake in the value of `key`.
+    /// Returns a mistake in the value of `key`. If `why` quotes a URL, the user in it is left out.
     pub fn new(key: impl Into<String>, why: impl fmt::Display) -> ConfigError {
-        let (key, why) = (key.into(), why.to_string());
+        let (key, why) = (key.into(), without_users(&why.to_string()));
         ConfigError { path: None, line: None, key, why, exit: Exit::Configuration }
     }
 

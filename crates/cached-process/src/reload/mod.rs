@@ -8,7 +8,9 @@
 
 mod report;
 
-pub use report::{Change, Effective, EffectiveKey, Origin, ReloadReport, difference, keys};
+pub use report::{
+    Change, Effective, EffectiveKey, Origin, ReloadReport, difference, keys, shown, without_users,
+};
 
 use crate::lifecycle::{notify, reloading};
 use parking_lot::Mutex;

@@ -233,14 +233,69 @@ pub(super) fn remove(table: &mut Table, key: &str) {
     }
 }
 
-/// Returns a value in a form that may be shown. For a secret, that is only the fact that it is set.
-/// Secrets are in files, whose paths are shown, except for a library's own settings that contain
-/// one.
-pub(super) fn shown(key: &str, value: &Value) -> Value {
-    const SECRET: [&str; 5] = ["key", "secret", "password", "passwd", "token"];
-    let name = key.rsplit('.').next().unwrap_or(key);
-    match SECRET.contains(&name.to_ascii_lowercase().as_str()) {
-        true => Value::String("(not shown)".into()),
-        false => value.clone(),
+/// The replacement of a secret.
+const NOT_SHOWN: &str = "(not shown)";
+
+/// Returns the value of `key`, written with its tables, without secrets: a secret that is set, a
+/// setting for librados, or a user in a URL is replaced by `(not shown)`. Names of files are shown,
+/// also those of files that contain secrets.
+#[must_use]
+pub fn shown(key: &str, value: &Value) -> Value {
+    match value {
+        Value::Table(table) => {
+            let inner =
+                table.iter().map(|(name, value)| (name.clone(), shown(&format!("{key}.{name}"), value)));
+            Value::Table(inner.collect())
+        }
+        Value::Array(values) => Value::Array(values.iter().map(|value| shown(key, value)).collect()),
+        Value::String(text) if text.is_empty() => value.clone(),
+        _ if is_secret(key) => Value::String(NOT_SHOWN.into()),
+        Value::String(text) => Value::String(without_secrets(text)),
+        other => other.clone(),
     }
+}
+
+/// Returns whether the value of `key` may be a secret, rather than the name of a file that contains
+/// it.
+fn is_secret(key: &str) -> bool {
+    const SECRET: [&str; 9] = [
+        "secret",
+        "passw",
+        "passphrase",
+        "token",
+        "key",
+        "credential",
+        "authorization",
+        "headers",
+        "librados",
+    ];
+    const PUBLIC_ENDS: [&str; 7] = ["file", "file_previous", "keyring", "directory", "path", "format", "max"];
+    key.to_ascii_lowercase().split('.').any(|name| {
+        SECRET.iter().any(|word| name.contains(word)) && !PUBLIC_ENDS.iter().any(|end| name.ends_with(end))
+    })
+}
+
+/// Returns text without the users in URLs, and without the first secret in the form `NAME=VALUE`,
+/// as in a store's text form, and all that follows: a secret may contain any character.
+fn without_secrets(text: &str) -> String {
+    let name = |end| text[..end].rsplit([',', ';', '&', '?', ' ']).next().unwrap_or_default();
+    match text.match_indices('=').find(|&(end, _)| is_secret(name(end))) {
+        Some((end, _)) => without_users(&text[..=end]) + NOT_SHOWN,
+        None => without_users(text),
+    }
+}
+
+/// Returns text without the users and passwords in its URLs.
+#[must_use]
+pub fn without_users(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        shown.push_str("://");
+        match part.rsplit_once('@') {
+            Some((_, host)) => shown.extend([NOT_SHOWN, "@", host]),
+            None => shown.push_str(part),
+        }
+    }
+    shown
 }

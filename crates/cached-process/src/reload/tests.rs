@@ -100,6 +100,76 @@ fn secrets_are_not_shown() {
 }
 
 #[test]
+fn no_configuration_shows_a_secret() {
+    let text = r#"
+        backend = "rados:vm,id=u,librados.key=hidden,hidden==,x=hidden"
+        store = "s3:b,endpoint=https://hidden:hidden@h:9000,credentials_file=/aws,profile=p"
+        listen = ["127.0.0.1:1", "http://hidden@h:2/x,https://hidden:hid@den@h:3"]
+        [objects.backend]
+        kind = "rados"
+        keyring = "/ring"
+        conf = "/conf"
+        librados = { key = "hidden", keyring = "hidden", rados_x = "hidden", number = 5551 }
+        [s3]
+        upstream = "http://user:hidden@h:4/x"
+        upstream_access_key = "hidden"
+        upstream_secret_file = "/secret"
+        upstream_session_token = ""
+        headers_max = 7
+        PassWord = 5551
+        [[s3.buckets]]
+        name = "b"
+        secret = "hidden"
+        [memcached.tls]
+        key_file = "/key"
+        key_format = "pem"
+        [admin]
+        tokens = ["hidden", "hidden"]
+        token_file = "/token"
+        [tracing]
+        otlp_endpoint = "http://h:5/v1?a=b&api-key=hidden&c=hidden"
+        otlp_headers = "authorization=Bearer hidden,x=hidden"
+        headers = { Authorization = "hidden", x = "hidden" }
+        attributes = "a=b;Authorization=Bearer hidden"
+        [synapse]
+        secret_file = "/synapse"
+        secret_file_previous = "/previous"
+    "#;
+    let (fake, reloader) = started(text);
+    let effective = reloader.effective().to_string();
+    *fake.text.lock() = Ok("size = 10\n");
+    let report = reloader.reload();
+    for shown in [&effective, &report.to_string(), &format!("{report:?}")] {
+        assert!(!shown.contains("hidden") && !shown.contains("5551") && !shown.contains("hid@"), "{shown}");
+        assert!(shown.contains("rados:vm,id=u,librados.key=(not shown)"), "{shown}");
+    }
+    let value = |key: &str| {
+        let line = effective.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
+        line.unwrap_or_else(|| panic!("{key} is missing")).trim_end_matches("  # file, restart").to_owned()
+    };
+    for (key, right) in [
+        ("backend", "rados:vm,id=u,librados.key=(not shown)"),
+        ("store", "s3:b,endpoint=https://(not shown)@h:9000,credentials_file=/aws,profile=p"),
+        ("objects.backend.keyring", "/ring"),
+        ("s3.upstream", "http://(not shown)@h:4/x"),
+        ("s3.upstream_secret_file", "/secret"),
+        ("s3.upstream_session_token", ""),
+        ("memcached.tls.key_file", "/key"),
+        ("memcached.tls.key_format", "pem"),
+        ("admin.token_file", "/token"),
+        ("tracing.otlp_endpoint", "http://h:5/v1?a=b&api-key=(not shown)"),
+        ("tracing.otlp_headers", "(not shown)"),
+        ("synapse.secret_file", "/synapse"),
+        ("synapse.secret_file_previous", "/previous"),
+    ] {
+        assert_eq!(value(key), format!("\"{right}\""), "{key}");
+    }
+    assert_eq!(value("listen"), "[\"127.0.0.1:1\", \"http://(not shown)@h:2/x,https://(not shown)@h:3\"]");
+    assert_eq!(value("s3.headers_max"), "7");
+    assert_eq!(value("s3.buckets"), "[{ name = \"b\", secret = \"(not shown)\" }]");
+}
+
+#[test]
 fn flags_are_known_by_what_they_change() {
     let (fake, _) = started("");
     let mut source = over(DEFAULTS, "size = 20");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cached_config::{Size, parse_config, read_config};
-use cached_process::reload::keys;
+use cached_process::reload::{keys, shown};
 use serde_json::{Value as Json, json};
 use toml::{Table, Value};
 
@@ -60,46 +60,9 @@ impl Settings {
 
     /// Returns the keys without secrets, as JSON.
     pub(super) fn without_secrets(&self) -> Json {
-        let entries = self.0.iter().map(|(key, value)| json!({ "key": key, "value": shown(key, value) }));
+        let entries =
+            self.0.iter().map(|(key, value)| json!({ "key": key, "value": shown(key, value).to_string() }));
         json!({ "entries": entries.collect::<Vec<_>>() })
-    }
-}
-
-/// Returns a value in a form that may leave the host: with the paths of secrets, without secrets.
-fn shown(key: &str, value: &Value) -> String {
-    let name = key.rsplit('.').next().unwrap_or(key);
-    let is_path =
-        ["file", "file_previous", "keyring", "directory", "path"].iter().any(|end| name.ends_with(end));
-    let has_secret =
-        ["secret", "password", "token", "key", "credential"].iter().any(|word| name.contains(word));
-    match value {
-        _ if has_secret && !is_path && value.is_str() => "(not shown)".to_owned(),
-        // A setting for librados may be a secret key. A store that is named in one line contains these
-        // settings as `librados.KEY=VALUE`.
-        Value::String(text) if key.contains(".librados.") || text.contains(",librados.") => {
-            "(not shown)".to_owned()
-        }
-        Value::String(text) => without_user(text),
-        Value::Table(table) => {
-            let inner = table
-                .iter()
-                .map(|(name, value)| format!("{name} = {}", shown(&format!("{key}.{name}"), value)));
-            format!("{{ {} }}", inner.collect::<Vec<_>>().join(", "))
-        }
-        Value::Array(values) => {
-            format!("[{}]", values.iter().map(|value| shown(key, value)).collect::<Vec<_>>().join(", "))
-        }
-        other => other.to_string(),
-    }
-}
-
-/// Returns a URL without user and password; other text unchanged.
-fn without_user(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let host = rest.split('/').next().unwrap_or_default();
-    match host.rsplit_once('@') {
-        Some((user, _)) => format!("{scheme}://{}", &rest[user.len() + 1..]),
-        None => text.to_owned(),
     }
 }
 
@@ -124,18 +87,13 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_is_shown() {
-        let table: Table = "backend = \"rados:vm,librados.key=hidden\"\n\
-            [s3]\nupstream = \"http://user:hidden@h:1/x\"\nupstream_access_key = \"hidden\"\n\
-            upstream_secret_file = \"/path\"\n[objects.backend]\nkeyring = \"/ring\"\nheads_max = 7\n\
-            librados = { key = \"hidden\", rados_x = \"hidden\" }\n\
-            [[s3.buckets]]\nname = \"b\"\nsecret = \"hidden\"\n[memcached]\nlisten = [\"127.0.0.1:1\"]\n"
-            .parse()
-            .expect("TOML");
+    fn no_secret_is_in_the_bundle() {
+        let table: Table =
+            "backend = \"rados:vm,librados.key=hidden\"\n[s3]\nupstream_secret_file = \"/path\"\n"
+                .parse()
+                .expect("TOML");
         let shown = Settings(keys(&table)).without_secrets().to_string();
-        for present in ["http://h:1/x", "/path", "/ring", "127.0.0.1:1", "name = b", "\"7\""] {
-            assert!(shown.contains(present), "{present} is missing in {shown}");
-        }
+        assert!(shown.contains("/path") && shown.contains("rados:vm"), "{shown}");
         assert!(!shown.contains("hidden"), "{shown}");
     }
 }
