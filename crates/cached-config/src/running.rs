@@ -1,6 +1,7 @@
 //! A running program: the keys whose values can change, and file descriptors.
 
 use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cached_core::object::LiveSettings;
 use cached_process::reload::LiveSecs;
@@ -168,9 +169,18 @@ impl LiveObjects {
     }
 }
 
-/// Raises the limit of open files to `wanted`, or as far as the system allows. Returns the new
-/// limit.
+static DESCRIPTORS_MAX: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of descriptors that the process may need; 0 before the start has set it.
+#[must_use]
+pub fn descriptors_max() -> u64 {
+    DESCRIPTORS_MAX.load(Ordering::Relaxed)
+}
+
+/// Raises the limit of open files to `wanted`, which the process may need, or as far as the system
+/// allows. Returns the new limit.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
+    DESCRIPTORS_MAX.store(wanted, Ordering::Relaxed);
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
     if current >= wanted {

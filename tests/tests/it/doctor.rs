@@ -53,6 +53,10 @@ fn a_healthy_server_is_in_order_and_its_bundle_has_no_secret() {
         let found = checks(name);
         assert!(found.len() == 1 && found[0].0 != "problem", "{name}: {found:?}");
     }
+    // The sum of the limits of all listeners, of which one alone has 1024 connections.
+    let line = &checks("descriptors")[0].1;
+    let needed = line.rsplit_once(", and ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok());
+    assert!(needed.is_some_and(|needed| needed > 2048), "{line}");
     let found = checks("store");
     assert!(found.iter().all(|(_, line)| line.contains(&store.path().display().to_string())), "{found:?}");
     assert!(code == 0 || found[0].0 == "problem", "only the disk of the test may be full: {found:?}");

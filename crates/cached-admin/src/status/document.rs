@@ -45,6 +45,9 @@ pub struct Document {
     pub process: Process,
     /// The sum of all limits of the process's memory, which the start prints; 0 before that.
     pub memory_bytes_max: u64,
+    /// The number of file descriptors that the process may need: the sum of all limits of
+    /// connections and open files.
+    pub descriptors_max: u64,
     /// The memory of each owner.
     pub memory: Vec<Memory>,
     /// The memory that moves between items and objects, if they share memory.

@@ -104,6 +104,7 @@ impl Status {
             },
             process: Process::read(),
             memory_bytes_max: cached_process::memory::bytes_max(),
+            descriptors_max: cached_config::descriptors_max(),
             history: History::new(),
             ..Document::default()
         };

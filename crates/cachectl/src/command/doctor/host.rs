@@ -12,9 +12,6 @@ use crate::command::volume::shown_size;
 
 /// The memory that a process uses beyond the sum of its limits.
 const BEYOND_LIMITS_BYTES: u64 = 32 << 20;
-/// The descriptors that a process uses besides connections and files of the store: not more than
-/// the programs themselves add when they raise their limit, or each such limit would be too low.
-const FURTHER_DESCRIPTORS: u64 = 32;
 /// A difference between clocks that is not due to the measurement.
 const CLOCKS_APART_MS: u64 = 1000;
 /// The difference between clocks from which signed requests are refused.
@@ -139,17 +136,10 @@ pub(super) fn synchronised() -> Check {
 
 /// Checks limits of descriptors and of memory of a process with these settings.
 pub(super) fn limits(settings: &Settings, status: &Value, process: &Process) -> Vec<Check> {
-    // Each client of the S3 sidecar may need a connection to the endpoint as well.
-    let parts = ["memcached", "synapse", "nbd", "s3", "s3", "admin", "objects.http"];
-    let parts = parts.map(|part| format!("{part}.connections_max"));
-    let files = ["objects.backend.open_files_max", "backend.open_files_max"].map(str::to_owned);
-    let needed = parts.iter().chain(&files).filter_map(|key| settings.number(key)).sum::<u64>();
     let counts = &status["process"];
-    let mut checks = vec![descriptors(
-        needed + FURTHER_DESCRIPTORS,
-        counts["max_fds"].as_u64().unwrap_or(0),
-        counts["open_fds"].as_u64().unwrap_or(0),
-    )];
+    let [needed, limit, open] = [&status["descriptors_max"], &counts["max_fds"], &counts["open_fds"]]
+        .map(|count| count.as_u64().unwrap_or(0));
+    let mut checks = vec![descriptors(needed, limit, open)];
     let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let machine = machine.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
