@@ -1,5 +1,5 @@
 //! The routes of volumes, and the jobs that they start: each change runs to completion, whether or
-//! not its client waits.
+//! not its client waits. A job that only reads ends if its client goes away.
 //!
 //! | route | |
 //! |---|---|
@@ -26,7 +26,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::{AbortHandle, JoinError, JoinHandle};
 use volumes::Error;
 use volumes::exports::Refused;
 
@@ -66,7 +66,7 @@ fn get(routes: &Routes, path: &str, managed: &Arc<Managed>, shown: fn(Arc<Manage
             let jobs = managed.jobs.clone();
             // Released before the response is ready, because the cache may end in the meantime.
             let work = shown(managed, request);
-            jobs.run(|_| work).await.response()
+            jobs.run_for(WAIT_MAX, Arc::default(), work, true).await.response()
         }
     });
 }
@@ -228,24 +228,40 @@ impl Jobs {
         F: Future<Output = Outcome> + Send + 'static,
     {
         let progress = Arc::new(Progress::default());
-        self.run_for(WAIT_MAX, Arc::clone(&progress), Box::pin(job(progress))).await
+        self.run_for(WAIT_MAX, Arc::clone(&progress), Box::pin(job(progress)), false).await
     }
 
     /// Runs a job, and waits for it for a limited time. The job is boxed, so that the code that
     /// follows is compiled once, not for each kind of request.
-    async fn run_for(&self, wait_max: Duration, progress: Arc<Progress>, work: Work) -> Answer {
-        let (number, ended) = match self.start(progress, work) {
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, a job that `only_reads` is aborted, and others continue.
+    async fn run_for(
+        &self,
+        wait_max: Duration,
+        progress: Arc<Progress>,
+        work: Work,
+        only_reads: bool,
+    ) -> Answer {
+        let (number, task, ended) = match self.start(progress, work) {
             Ok(started) => started,
             Err(failure) => return Answer::Outcome(Err(failure)),
         };
-        match tokio::time::timeout(wait_max, ended).await {
+        let mut abandoned = Abandoned(only_reads.then_some(task));
+        let waited = tokio::time::timeout(wait_max, ended).await;
+        abandoned.0 = None;
+        match waited {
             Ok(_) => Answer::Outcome(self.shared.take(number).unwrap_or_else(|| Err(Failure::ended()))),
             Err(_) => Answer::UnderWay(number),
         }
     }
 
-    /// Starts a job. Returns its number, and the task that records its outcome.
-    fn start(&self, progress: Arc<Progress>, work: Work) -> Result<(u64, JoinHandle<()>), Failure> {
+    /// Starts a job. Returns its number, its handle, and the task that records its outcome.
+    fn start(
+        &self,
+        progress: Arc<Progress>,
+        work: Work,
+    ) -> Result<(u64, AbortHandle, JoinHandle<()>), Failure> {
         let mut table = self.shared.table.lock();
         if table.is_closed {
             return Err(Failure::ended());
@@ -259,13 +275,11 @@ impl Jobs {
         table.last += 1;
         let number = table.last;
         let task = self.runtime.spawn(work);
-        table.jobs.push((number, Job::Running { progress, task: task.abort_handle() }));
+        let handle = task.abort_handle();
+        table.jobs.push((number, Job::Running { progress, task: handle.clone() }));
         let shared = Arc::clone(&self.shared);
-        let ended = self.runtime.spawn(async move {
-            // Fails if the job was aborted.
-            shared.end(number, task.await.unwrap_or_else(|_| Err(Failure::ended())));
-        });
-        Ok((number, ended))
+        let ended = self.runtime.spawn(async move { shared.end(number, task.await) });
+        Ok((number, handle, ended))
     }
 
     /// Returns the state of a job.
@@ -319,12 +333,25 @@ impl Jobs {
     }
 }
 
+/// Aborts a job, if there is one, when its client goes away.
+struct Abandoned(Option<AbortHandle>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
 impl Shared {
     /// Records the outcome of a job. If there are too many outcomes, the oldest is dropped.
-    fn end(&self, number: u64, outcome: Outcome) {
+    fn end(&self, number: u64, outcome: Result<Outcome, JoinError>) {
         let mut table = self.table.lock();
-        if let Some(at) = table.position(number) {
-            table.jobs[at].1 = Job::Ended(outcome);
+        let is_abandoned = !table.is_closed && outcome.as_ref().is_err_and(JoinError::is_cancelled);
+        match table.position(number) {
+            // No client knows its number.
+            Some(at) if is_abandoned => drop(table.jobs.remove(at)),
+            Some(at) => table.jobs[at].1 = Job::Ended(outcome.unwrap_or_else(|_| Err(Failure::ended()))),
+            None => {}
         }
         if table.jobs.len() - table.running().count() > OUTCOMES_MAX {
             let oldest = table.jobs.iter().position(|(_, job)| matches!(job, Job::Ended(_)));
@@ -401,6 +428,7 @@ impl From<Refused> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::{Context, Waker};
     use tokio::sync::oneshot;
 
     #[tokio::test]
@@ -415,7 +443,7 @@ mod tests {
             let _ = finished.await;
             Err(Failure::new(409, "no"))
         };
-        let slow = jobs.run_for(Duration::ZERO, progress, Box::pin(work));
+        let slow = jobs.run_for(Duration::ZERO, progress, Box::pin(work), false);
         assert_eq!(slow.await, Answer::UnderWay(2));
         tokio::task::yield_now().await;
         assert_eq!(jobs.state(2), Some(json!({ "state": "running", "done": 3, "total": 7 })));
@@ -428,9 +456,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_client_that_goes_away_frees_the_place_of_what_it_reads() {
+        let jobs = Jobs::new(Handle::current());
+        for only_reads in [true, false] {
+            let work = Box::pin(std::future::pending());
+            let mut waiting = Box::pin(jobs.run_for(WAIT_MAX, Arc::default(), work, only_reads));
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            assert_eq!(jobs.running(), 1);
+            drop(waiting);
+            if only_reads {
+                jobs.all_ended().await;
+                assert_eq!(jobs.state(1), None);
+            }
+        }
+        tokio::task::yield_now().await;
+        assert_eq!(jobs.state(2).expect("it continues")["state"], "running");
+    }
+
+    #[tokio::test]
     async fn what_does_not_end_is_aborted() {
         let jobs = Jobs::new(Handle::current());
-        let stuck = jobs.run_for(Duration::ZERO, Arc::default(), Box::pin(std::future::pending()));
+        let stuck = jobs.run_for(Duration::ZERO, Arc::default(), Box::pin(std::future::pending()), true);
         assert_eq!(stuck.await, Answer::UnderWay(1));
         assert_eq!((jobs.close(Duration::ZERO).await, jobs.running()), (1, 0));
         assert_eq!(jobs.state(1).expect("known")["state"], "failed");
