@@ -1,9 +1,5 @@
 //! The file of clients' keys: names, secrets and rights. A server can replace it while it is in use.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use named_file::Reread;
 use serde::Deserialize;
 
 /// The minimum length of a secret in bytes. A shorter secret could be guessed.
@@ -121,28 +117,4 @@ fn without_values(text: &str, example: &str, error: &toml::de::Error) -> String 
         ),
     };
     format!("line {line}: {what}")
-}
-
-/// The interval at which the files are checked.
-const INTERVAL: Duration = Duration::from_secs(60);
-
-/// Puts the content of files in force whenever it changes, until the future is dropped. Each file
-/// comes with the configuration key that names it.
-pub async fn renew_files(files: Vec<(&'static str, Arc<dyn Reread>)>) {
-    loop {
-        tokio::time::sleep(INTERVAL).await;
-        for (key, file) in files.clone() {
-            // Reading a file may block.
-            let checked = tokio::task::spawn_blocking(move || file.reload_if_changed()).await;
-            match checked {
-                Ok(Ok(true)) => tracing::info!("the file of {key} has changed: its content is in force"),
-                Ok(Ok(false)) => (),
-                Ok(Err(cause)) => tracing::error!(
-                    %cause,
-                    "the file of {key} cannot be used: its previous content stays in force"
-                ),
-                Err(_) => tracing::error!("reading the file of {key} has panicked"),
-            }
-        }
-    }
 }

@@ -27,7 +27,7 @@ use std::error::Error;
 pub use client::{Blocking, Client, RequestError, builder};
 pub use connector::{Connector, Patient, Route};
 pub use hyper::http;
-pub use keys::{KeyEntry, KeyTable, parse_keys, renew_files};
+pub use keys::{KeyEntry, KeyTable, parse_keys};
 pub use listen::{Server, accept, bind};
 pub use server::{Answer, BodyError, DRAIN_TIME_MAX, Data, ResponseBody, ServerLimits, Socket, drain, serve};
 pub use stall::Stall;

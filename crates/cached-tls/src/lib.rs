@@ -27,7 +27,7 @@ mod tokio_listener;
 pub use server::{ServerTls, expiry_of};
 pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsError, TlsFile, TlsSettings, suite_names};
 #[cfg(feature = "tokio")]
-pub use tokio_listener::{BUSY, TlsStream, accept, renew};
+pub use tokio_listener::{BUSY, TlsStream, accept, renew, renew_files};
 
 /// Returns the cryptography of all TLS. This is the only place that names its library.
 #[must_use]

@@ -1,6 +1,7 @@
 //! The use of a [`ServerTls`] by tokio listeners: handshakes with a time limit, and the replacement
-//! of certificates.
+//! of certificates and of files of keys.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::ServerTls;
 /// The time limit of a handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The interval for checking the certificates' files.
+/// The interval for checking files.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// A TLS record with the alert `internal_error`, for a client above a listener's limit of
@@ -41,18 +42,28 @@ pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpS
 /// Replaces the certificates whenever their files change, until the future is dropped. `table` is
 /// the name of the configuration table in log lines, for example `admin.tls`.
 pub async fn renew(tls: Arc<ServerTls>, table: &'static str) {
+    renew_files(table, move || tls.reload_if_changed()).await;
+}
+
+/// Puts the content of files in force whenever it changes, until the future is dropped.
+/// `reload_if_changed` returns whether it has done so. `name` is the configuration key or table that
+/// names the files.
+pub async fn renew_files<E: Display + Send + 'static>(
+    name: &'static str,
+    reload_if_changed: impl Fn() -> Result<bool, E> + Clone + Send + 'static,
+) {
     loop {
         // Sleeps first, because the files have just been read.
         tokio::time::sleep(INTERVAL).await;
-        let tls = Arc::clone(&tls);
         // Reading files may block.
-        match tokio::task::spawn_blocking(move || tls.reload_if_changed()).await {
-            Ok(Ok(true)) => tracing::info!("the files of {table} have changed: the new ones are in use"),
+        match tokio::task::spawn_blocking(reload_if_changed.clone()).await {
+            Ok(Ok(true)) => tracing::info!("the files of {name} have changed: their content is in force"),
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => {
-                tracing::error!(cause = %error, "{table} cannot be replaced: the old certificates stay in use");
-            }
-            Err(_) => tracing::error!("reading the certificates of {table} has panicked"),
+            Ok(Err(cause)) => tracing::error!(
+                %cause,
+                "the files of {name} cannot be used: their previous content stays in force"
+            ),
+            Err(_) => tracing::error!("reading the files of {name} has panicked"),
         }
     }
 }

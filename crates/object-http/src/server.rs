@@ -159,7 +159,9 @@ impl Server {
         let ServerConfig { keys, tls, .. } = self.shared.config.clone();
         let keys = async move {
             if let Some(keys) = keys {
-                cached_http::renew_files(vec![("objects.http.keys_file", keys.file())]).await;
+                let file = keys.file();
+                let reload = move || Arc::clone(&file).reload_if_changed();
+                cached_tls::renew_files("objects.http.keys_file", reload).await;
             }
         };
         let tls = async move {

@@ -248,7 +248,9 @@ impl Worker {
         let config = &self.shared.config;
         // These tasks end with the thread's runtime.
         if renews {
-            tokio::spawn(cached_http::renew_files(config.secrets.files()));
+            for (key, file) in config.secrets.files() {
+                tokio::spawn(cached_tls::renew_files(key, move || Arc::clone(&file).reload_if_changed()));
+            }
             if let Some(tls) = config.tls.clone() {
                 tokio::spawn(cached_tls::renew(tls, "s3.tls"));
             }
