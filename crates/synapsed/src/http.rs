@@ -4,17 +4,17 @@ use std::io;
 use std::sync::Arc;
 
 use blocker::Blocker;
-use cached_config::{ConfigError, HttpTable};
+use cached_config::{ConfigError, HttpTable, ListenerThreads};
 use cached_process::Failure;
 use cached_tls::ServerTls;
 use object_http::{Keys, Server};
 
-use crate::serve::{Worker, refused};
+use crate::serve::refused;
 
 /// The listener, and the threads that serve its connections.
 pub(crate) struct HttpListener {
     pub(crate) server: Arc<Server>,
-    _workers: Vec<Worker>,
+    _threads: ListenerThreads,
 }
 
 impl HttpListener {
@@ -27,12 +27,11 @@ impl HttpListener {
         failed: impl Fn(io::Error) -> Failure,
     ) -> Result<HttpListener, Failure> {
         let mut config = table.server(keys, tls);
-        let workers = (0..table.threads).map(|index| Worker::start("http", index));
-        let workers: Vec<Worker> = workers.collect::<io::Result<_>>().map_err(failed)?;
-        config.workers = workers.iter().map(|worker| worker.handle.clone()).collect();
+        let threads = ListenerThreads::start("http", table.threads).map_err(failed)?;
+        config.workers = threads.runtimes.clone();
         let server = Server::new(objects, config).map_err(|error| of_file(HttpTable::error(&error)))?;
         table.bind(&server).await.map_err(refused)?;
-        Ok(HttpListener { server: Arc::new(server), _workers: workers })
+        Ok(HttpListener { server: Arc::new(server), _threads: threads })
     }
 
     /// Accepts connections, and renews keys and certificates, in the current runtime.

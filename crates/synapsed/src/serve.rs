@@ -14,9 +14,9 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{ObjectHttpSource, ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminServer, Health, control};
 use cached_config::{
-    ConfigError, DrainTimes, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError, StartError,
-    Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify, raise_descriptor_limit,
-    store_all,
+    ConfigError, DrainTimes, ListenerThreads, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError,
+    StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify,
+    raise_descriptor_limit, store_all,
 };
 use cached_core::insight::Sampling;
 use cached_core::object::{ObjectCache, OpenJournal};
@@ -27,7 +27,7 @@ use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked};
 use cached_tracing::{Exporter, Origin};
 use parking_lot::Mutex;
 use synapse::{Address, Server, host_name};
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 
 use crate::config::{Config, Loaded, in_this_file};
@@ -96,13 +96,9 @@ pub(crate) fn run(
         Some(_) => measured(store, config.backend.kind()),
         None => (store, None),
     };
-    let workers: Vec<Worker> = (1..config.synapse.threads)
-        .map(|index| Worker::start("synapse", index))
-        .collect::<io::Result<_>>()
-        .map_err(failed)?;
-    server_config.workers = std::iter::once(runtime.handle().clone())
-        .chain(workers.iter().map(|worker| worker.handle.clone()))
-        .collect();
+    // This thread serves connections as well.
+    let threads = ListenerThreads::start("synapse", config.synapse.threads - 1).map_err(failed)?;
+    server_config.workers = std::iter::once(runtime.handle()).chain(&threads.runtimes).cloned().collect();
     let ended = runtime.block_on(async {
         let slow = Arc::new(SlowLog::new(config.insight.slow_threshold()));
         let below = || Arc::new(SlowStore::new(store.backend(), Arc::clone(&slow)));
@@ -259,7 +255,7 @@ pub(crate) fn run(
             }
         }
     });
-    drop(workers);
+    drop(threads);
     runtime.shutdown_timeout(timeout.get());
     match (first_panic(), ended) {
         (Some(defect), ended) => {
@@ -418,36 +414,5 @@ impl Cache {
         // When the task ends, it releases the store.
         let _ = self.background.await;
         stored
-    }
-}
-
-/// A thread with its own runtime. Dropping this ends the thread.
-pub(crate) struct Worker {
-    pub(crate) handle: Handle,
-    stop: Option<tokio::sync::oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Worker {
-    /// Starts a thread whose name consists of `name` and `index`.
-    pub(crate) fn start(name: &str, index: usize) -> io::Result<Self> {
-        let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = tokio::sync::oneshot::channel();
-        let serve = move || {
-            // Dropping the sender also ends the thread.
-            let _ = runtime.block_on(stopped);
-        };
-        let thread = std::thread::Builder::new().name(format!("{name}-{index}")).spawn(serve)?;
-        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("a worker has panicked");
-        }
     }
 }

@@ -29,7 +29,7 @@ use crate::config::{BackendTable, Config, ConfigError, ListenerFiles, Secrets};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::slow::SlowLog;
-use cached_config::StartError;
+use cached_config::{ListenerThreads, StartError};
 use cached_memcached::ObjectStatistics;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
@@ -40,7 +40,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use thread::ObjectThread;
-use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use volumes::{VolumeService, VolumesOpening};
 
@@ -272,30 +271,5 @@ impl RunningObjects {
             },
             () = forced => Err(unfinished("a second signal forced the end")),
         }
-    }
-}
-
-/// The threads of a listener, which serve its connections until this is dropped.
-struct ListenerThreads {
-    /// The runtime of each thread.
-    runtimes: Vec<Handle>,
-    /// The threads end when these senders are dropped.
-    ends: Vec<oneshot::Sender<()>>,
-}
-
-impl ListenerThreads {
-    /// Starts `count` threads, whose names begin with `name`.
-    fn start(name: &str, count: usize) -> io::Result<ListenerThreads> {
-        let mut threads = ListenerThreads { runtimes: Vec::new(), ends: Vec::new() };
-        for index in 0..count {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            threads.runtimes.push(runtime.handle().clone());
-            let (sender, end) = oneshot::channel::<()>();
-            threads.ends.push(sender);
-            // The wait ends with an error when the sender is dropped.
-            let body = move || drop(runtime.block_on(end));
-            std::thread::Builder::new().name(format!("{name}-{index}")).spawn(body)?;
-        }
-        Ok(threads)
     }
 }
