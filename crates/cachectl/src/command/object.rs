@@ -9,10 +9,10 @@ use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
 use blocker::{
     Blocker, BlockerExt, ChangeReply, Condition, CopyRequest, DeleteRequest, Durability, Error, FlushRequest,
-    Hints, InfoRequest, ListEntry, ListRequest, Name, ObjectId, Policy, ReadRequest, Scope, WriteFullRequest,
-    WriteMode,
+    Hints, InfoRequest, ListEntry, Name, ObjectId, Policy, ReadRequest, Scope, WriteFullRequest, WriteMode,
 };
 use clap::Args;
+use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Map, Value, json};
 
 use crate::command::Context;
@@ -43,20 +43,14 @@ pub(super) fn info(context: &Context<'_>, name: &str) -> Result<(), Failure> {
 }
 
 pub(super) fn list(context: &Context<'_>, prefix: &str, names: bool) -> Result<(), Failure> {
-    let entries_max = context.opened.backend.capabilities().list_entries_max;
-    let mut request = ListRequest::new(context.namespace.clone())
-        .prefix(prefix.as_bytes().to_vec())
-        .entries_max(entries_max);
-    loop {
-        let page = block_on(context.opened.backend.list(request.clone())).about(context.namespace)?;
-        for entry in &page.entries {
-            let name = &entry.name;
-            let text = if names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
-            context.output.write(text, &value(entry))?;
-        }
-        let Some(last) = page.entries.last().filter(|_| page.has_more) else { return Ok(()) };
-        request = request.after(last.name.clone());
+    let mut entries = context.opened.backend.entries(context.namespace.clone(), prefix.as_bytes().to_vec());
+    while let Some(entry) = block_on(entries.next()) {
+        let entry = entry.about(context.namespace)?;
+        let name = &entry.name;
+        let text = if names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
+        context.output.write(text, &value(&entry))?;
     }
+    Ok(())
 }
 
 fn value(entry: &ListEntry) -> Value {
@@ -361,20 +355,10 @@ pub(super) fn stripes(context: &Context<'_>, name: &str) -> Result<Vec<(ObjectId
         let number = &found.as_bytes()[prefix.len()..];
         number.len() == 8 && number.iter().all(u8::is_ascii_digit)
     };
-    let mut request = ListRequest::new(context.namespace.clone()).prefix(prefix.clone().into_bytes());
-    let mut stripes = Vec::new();
-    loop {
-        let page = block_on(context.opened.backend.list(request.clone()))?;
-        let found = page.entries.iter().filter(|entry| is_stripe(&entry.name));
-        stripes.extend(
-            found.map(|entry| {
-                (ObjectId::new(context.namespace.clone(), entry.name.clone()), entry.size_bytes)
-            }),
-        );
-        let Some(last) = page.entries.last().filter(|_| page.has_more) else { break };
-        request = request.after(last.name.clone());
-    }
-    Ok(stripes)
+    let entries = context.opened.backend.entries(context.namespace.clone(), prefix.clone().into_bytes());
+    let entries: Vec<_> = block_on(entries.try_collect())?;
+    let found = entries.into_iter().filter(|entry| is_stripe(&entry.name));
+    Ok(found.map(|entry| (ObjectId::new(context.namespace.clone(), entry.name), entry.size_bytes)).collect())
 }
 
 /// Removes all stripes. Returns their number.
