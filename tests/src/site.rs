@@ -6,15 +6,15 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blocker::Blocker;
 use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
 use synapse::{Address, SynapseBlocker};
 
-use crate::object_client;
 use crate::program::workspace_programs;
+use crate::{daemon, object_client};
 
 /// The time limit for a start, an end, or another condition on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(240);
@@ -256,11 +256,7 @@ impl Drop for Running {
 /// # Panics
 /// If the condition does not hold within [`DEADLINE`].
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < DEADLINE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    daemon::wait_for(what, || holds().then_some(()));
 }
 
 /// Returns a metric of a server, without decimals.

@@ -1,6 +1,7 @@
 //! The admin listener of `cached`: metrics compared with the clients' requests, the names of
 //! memcached's exporter, Prometheus and its checker, and the probes.
 
+use cached_tests::daemon::{DEADLINE, wait_for};
 use cached_tests::http;
 use cached_tests::outside::{self, find_program, skip};
 use cached_tests::program::{Flavour, Program, repository, workspace_programs};
@@ -12,24 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time limit for a condition. Generous, because the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(180);
-
 /// Returns whether the server under test has an admin listener: memcached has none.
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
-}
-
-/// Waits until `get` returns something, and returns it.
-fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(found) = get() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Returns the address in a line `admin on http://…`.

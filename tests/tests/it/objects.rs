@@ -9,11 +9,11 @@ use blocker::{
 use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
+use cached_tests::site::{DEADLINE, wait_for};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use synapse::{Address, Secret, SynapseBlocker};
 
-const DEADLINE: Duration = Duration::from_secs(120);
 const OBJECT_BYTES: usize = 5000;
 
 /// Returns true for memcached, which has no object cache.
@@ -137,14 +137,6 @@ fn stored(store: &Path) -> usize {
         }
     };
     entries.filter_map(Result::ok).map(count).sum()
-}
-
-fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < DEADLINE, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000";

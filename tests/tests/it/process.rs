@@ -2,6 +2,7 @@
 //! sockets, `sd_notify`, the port file, and listeners with a protocol of their own.
 
 use cached_tests::conn::Conn;
+use cached_tests::daemon::{DEADLINE, wait_for};
 use cached_tests::frame::{Request, op};
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Address, Server, Start, free_port, own_address};
@@ -11,9 +12,6 @@ use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A server started without the harness. Dropping this value kills it.
 struct Started(Child);
@@ -33,17 +31,6 @@ fn command(args: &[&str]) -> Command {
 
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
-}
-
-fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 fn connect(address: &Address) -> Conn {
