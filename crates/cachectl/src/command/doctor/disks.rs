@@ -45,17 +45,19 @@ pub(super) fn all(settings: &Settings, process: Option<&Process>) -> Vec<Check> 
     let mounts = process.map(|process| &*process.mounts).filter(|mounts| !mounts.is_empty()).unwrap_or(&own);
     let mut checks = Vec::new();
     for (name, path, limit) in places {
-        match Directory::read(name, path.as_ref(), limit, mounts) {
+        let path = settings.path(path);
+        let shown = path.display();
+        match Directory::read(name, &path, limit, mounts) {
             Ok(directory) => {
                 checks.extend(directory.check(process.map(|process| (process.user(), process.groups()))));
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 let line =
-                    format!("{path}: not checked: {error}; run doctor as root or as the server's user");
+                    format!("{shown}: not checked: {error}; run doctor as root or as the server's user");
                 checks.push(Check::warning(name, line));
             }
             Err(error) => {
-                checks.push(Check::problem(name, format!("{path}: {error}: create it, or mount its disk")));
+                checks.push(Check::problem(name, format!("{shown}: {error}: create it, or mount its disk")));
             }
         }
     }

@@ -29,6 +29,8 @@ pub(super) struct Process {
     pub(super) mounts: String,
     /// The memory limits of its cgroup and of those above.
     memory_limits: Vec<u64>,
+    /// Its working directory; empty if this user may not know it.
+    pub(super) directory: PathBuf,
 }
 
 impl Process {
@@ -52,6 +54,7 @@ impl Process {
             limits: read("limits").unwrap_or_default(),
             mounts: read("mountinfo").unwrap_or_default(),
             memory_limits,
+            directory: std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default(),
         })
     }
 
@@ -336,7 +339,7 @@ mod tests {
         const GIB: u64 = 1 << 30;
         const DAY: u64 = 24 * 3600;
         let entries = json!([{ "key": "admin.token_file", "value": "\"/no/file\"" }]);
-        let settings = Settings::of_server(&json!({ "entries": entries }));
+        let settings = Settings::of_server(&json!({ "entries": entries }), Path::new(""));
         for (check, level, words) in [
             (clocks(0), Level::Ok, "agrees"),
             (clocks(5_500), Level::Warning, "5.5 s apart"),
@@ -366,7 +369,7 @@ mod tests {
         for (capabilities, right) in [("0000000000000000", Some(8 << 20)), ("0000000000004000", None)] {
             let status = format!("Name:\tcached\nCapEff:\t{capabilities}\n");
             let (limits, mounts, memory_limits) = (limits.to_owned(), String::new(), Vec::new());
-            let process = Process { status, limits, mounts, memory_limits };
+            let process = Process { status, limits, mounts, memory_limits, directory: PathBuf::new() };
             assert_eq!(process.locked_bytes_max(), right);
         }
     }

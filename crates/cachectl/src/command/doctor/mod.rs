@@ -15,7 +15,7 @@ mod disks;
 mod host;
 mod settings;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -148,10 +148,11 @@ impl Doctor {
                 None
             }
         };
-        let of_file = self.config.as_deref().map(Settings::of_file).transpose()?;
-        let in_force = server.as_ref().map(|server| Settings::of_server(&server.config));
-        let settings = of_file.as_ref().or(in_force.as_ref());
         let process = server.as_ref().and_then(Server::process);
+        let directory = process.as_ref().map_or(Path::new(""), |process| &process.directory);
+        let of_file = self.config.as_deref().map(|file| Settings::of_file(file, directory)).transpose()?;
+        let in_force = server.as_ref().map(|server| Settings::of_server(&server.config, directory));
+        let settings = of_file.as_ref().or(in_force.as_ref());
         // Without a server, the file is meant for this host.
         if process.is_some() || server.is_none() {
             checks.push(host::synchronised());

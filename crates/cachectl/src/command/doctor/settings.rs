@@ -11,41 +11,52 @@ use toml::{Table, Value};
 use crate::admin::list;
 use crate::output::Failure;
 
-/// The values of the keys, by their names with tables.
-pub(super) struct Settings(BTreeMap<String, Value>);
+pub(super) struct Settings {
+    /// The values of the keys, by their names with tables.
+    keys: BTreeMap<String, Value>,
+    /// The directory of relative paths.
+    directory: PathBuf,
+}
 
 impl Settings {
-    /// Returns the keys of a configuration file, without defaults.
+    /// Returns the keys of a configuration file, without defaults. Relative paths in it begin in
+    /// `directory`.
     ///
     /// # Errors
     /// The file cannot be read, or is not TOML.
-    pub(super) fn of_file(path: &Path) -> Result<Self, Failure> {
+    pub(super) fn of_file(path: &Path, directory: &Path) -> Result<Self, Failure> {
         let table = read_config(path).and_then(|text| parse_config::<Table>(path, &text));
         let table = table.map_err(|error| Failure::usage(error.to_string()))?;
-        Ok(Self(keys(&table)))
+        Ok(Self { keys: keys(&table), directory: directory.into() })
     }
 
-    /// Returns the keys of a response to `/config.json`.
-    pub(super) fn of_server(config: &Json) -> Self {
+    /// Returns the keys of a response to `/config.json`. Relative paths in it begin in `directory`.
+    pub(super) fn of_server(config: &Json, directory: &Path) -> Self {
         let entry = |entry: &Json| {
             // The value is written as in a file.
             let value: Value = entry["value"].as_str()?.parse().ok()?;
             Some((entry["key"].as_str()?.to_owned(), value))
         };
-        Self(list(config, "entries").iter().filter_map(entry).collect())
+        let keys = list(config, "entries").iter().filter_map(entry).collect();
+        Self { keys, directory: directory.into() }
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&str> {
-        self.0.get(key)?.as_str().filter(|text| !text.is_empty())
+        self.keys.get(key)?.as_str().filter(|text| !text.is_empty())
     }
 
     pub(super) fn is(&self, key: &str) -> bool {
-        self.0.get(key).and_then(Value::as_bool).unwrap_or(false)
+        self.keys.get(key).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// Returns the path that a text denotes.
+    pub(super) fn path(&self, text: &str) -> PathBuf {
+        self.directory.join(text)
     }
 
     /// Returns a number, or a size in bytes.
     pub(super) fn number(&self, key: &str) -> Option<u64> {
-        match self.0.get(key)? {
+        match self.keys.get(key)? {
             Value::Integer(number) => u64::try_from(*number).ok(),
             Value::String(text) => text.parse().ok().map(|Size(bytes)| bytes),
             _ => None,
@@ -54,14 +65,16 @@ impl Settings {
 
     /// Returns the files that keys with one of these ends name, with their keys.
     pub(super) fn files(&self, ends: &[&str]) -> Vec<(&str, PathBuf)> {
-        let named = self.0.keys().filter(|key| ends.iter().any(|end| key.ends_with(end)));
-        named.filter_map(|key| Some((key.as_str(), self.text(key)?.into()))).collect()
+        let named = self.keys.keys().filter(|key| ends.iter().any(|end| key.ends_with(end)));
+        named.filter_map(|key| Some((key.as_str(), self.path(self.text(key)?)))).collect()
     }
 
     /// Returns the keys without secrets, as JSON.
     pub(super) fn without_secrets(&self) -> Json {
-        let entries =
-            self.0.iter().map(|(key, value)| json!({ "key": key, "value": shown(key, value).to_string() }));
+        let entries = self
+            .keys
+            .iter()
+            .map(|(key, value)| json!({ "key": key, "value": shown(key, value).to_string() }));
         json!({ "entries": entries.collect::<Vec<_>>() })
     }
 }
@@ -72,18 +85,23 @@ mod tests {
 
     #[test]
     fn a_server_shows_its_keys_as_they_are_written_in_a_file() {
-        let settings = Settings::of_server(&json!({ "entries": [
+        let settings = Settings::of_server(
+            &json!({ "entries": [
             { "key": "objects.backend.path", "value": "\"/var/lib\"" },
             { "key": "memcached.memory_bytes_max", "value": "\"64 MiB\"" },
             { "key": "process.lock_memory", "value": "true" },
             { "key": "synapse.secret_file", "value": "\"\"" },
             { "key": "admin.token_file", "value": "\"/t\"" },
+            { "key": "s3.keys_file", "value": "\"keys\"" },
             { "key": "broken", "value": "\"" },
-        ] }));
+        ] }),
+            Path::new("/place"),
+        );
         assert_eq!(settings.text("objects.backend.path"), Some("/var/lib"));
         assert_eq!(settings.number("memcached.memory_bytes_max"), Some(64 << 20));
         assert!(settings.is("process.lock_memory") && !settings.is("process.daemon"));
-        assert_eq!(settings.files(&["_file"]), [("admin.token_file", PathBuf::from("/t"))]);
+        let right = [("admin.token_file", "/t"), ("s3.keys_file", "/place/keys")];
+        assert_eq!(settings.files(&["_file"]), right.map(|(key, path)| (key, PathBuf::from(path))));
     }
 
     #[test]
@@ -92,7 +110,8 @@ mod tests {
             "backend = \"rados:vm,librados.key=hidden\"\n[s3]\nupstream_secret_file = \"/path\"\n"
                 .parse()
                 .expect("TOML");
-        let shown = Settings(keys(&table)).without_secrets().to_string();
+        let settings = Settings { keys: keys(&table), directory: PathBuf::new() };
+        let shown = settings.without_secrets().to_string();
         assert!(shown.contains("/path") && shown.contains("rados:vm"), "{shown}");
         assert!(!shown.contains("hidden"), "{shown}");
     }
