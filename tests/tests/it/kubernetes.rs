@@ -22,7 +22,7 @@ replicas: 3
 image: {repository: registry.example/cached, tag: "1"}
 imagePullSecrets: [{name: registry}]
 memcached: {port: 21211, memoryMiB: 4096, threads: 4, connectionsMax: 20000, itemMiBMax: 8, tls: {secretName: cert, clientCertificates: request}, usersSecretName: users, config: {eviction_policy: lru, idle_timeout_secs: 60}}
-objects: {enabled: true, memoryMiB: 2048, countMax: 200000, config: {write: back, dirty_bytes_max: 512 MiB}, journal: {enabled: true, size: 20Gi, storageClassName: fast, config: {limit_bytes: 2 GiB, direct: false}}, backend: {kind: file, path: /var/lib/cached/store}, namespaces: [{name: scratch, write: through}]}
+objects: {enabled: true, memoryMiB: 2048, countMax: 200000, config: {write: back, dirty_bytes_max: 512 MiB}, journal: {enabled: true, size: 20Gi, storageClassName: fast, config: {limit_bytes: 2 GiB, direct: false}}, backend: {kind: file, path: /var/lib/cached/store}, namespaces: [{name: scratch, write: through}], http: {enabled: true, keysSecretName: http-keys, tls: {secretName: http-cert, clientCertificates: request}, connectionsMax: 1000, bytesMiBMax: 128, config: {threads: 2}}}
 synapse: {enabled: true, secretName: synapse, config: {threads: 2}}
 volumes: {enabled: true, config: {prefix: disks}}
 nbd: {enabled: true, tls: {secretName: nbd-cert}, connectionsMax: 100, config: {threads: 2}}
@@ -147,6 +147,16 @@ fn wrong_values_are_refused() {
             "{persistence: {enabled: true}, objects: {enabled: true}, volumes: {enabled: true}, nbd: {enabled: true}}",
             "nbd.enabled needs nbd.tls.secretName",
         ),
+        ("{objects: {http: {enabled: true}}}", "objects.http.enabled needs objects.enabled"),
+        (
+            "{objects: {enabled: true, backend: {kind: memory}, http: {enabled: true}}}",
+            "objects.http.enabled needs objects.http.keysSecretName",
+        ),
+        (
+            "{objects: {enabled: true, backend: {kind: memory}, http: {enabled: true, keysSecretName: a, bytesMiBMax: 23}}}",
+            "objects.http.bytesMiBMax must be at least 24",
+        ),
+        ("{objects: {http: {listen: a}}}", "listen"),
         ("{s3: {enabled: true}}", "s3.enabled needs s3.upstream"),
         (
             "{s3: {enabled: true, upstream: \"http://a\", keysSecretName: a}}",
@@ -230,13 +240,14 @@ fn secrets(dir: &Path) {
         ("synapse/secret", token),
         ("users/users", "app:secret\n"),
         ("s3-keys/keys.toml", keys.as_str()),
+        ("objects-http-keys/keys.toml", keys.as_str()),
         ("s3-upstream/secret", token),
         ("backend/ceph.conf", "[global]\n"),
         ("backend/keyring", "[client.cached]\n"),
         ("backend/credentials", "[default]\naws_access_key_id = a\naws_secret_access_key = b\n"),
         ("backend/secret", token),
     ];
-    let tables = ["memcached", "admin", "nbd", "s3"].map(|table| format!("{table}-tls"));
+    let tables = ["memcached", "admin", "objects-http", "nbd", "s3"].map(|table| format!("{table}-tls"));
     let names: Vec<(String, &str)> = tables
         .iter()
         .flat_map(|table| {
@@ -307,13 +318,13 @@ fn the_configuration_is_accepted_and_fits_into_the_limit() {
     }
 }
 
-/// The commands of docs/operations/run.md have values that the chart knows.
+/// The commands of docs/operations/run.md and of the chart's README have values that the chart knows.
 #[test]
 #[ignore = "long: kubernetes, by helm"]
 fn the_documented_commands_are_possible() {
     let Some(helm) = helm("the_documented_commands_are_possible") else { return };
-    let page = fs::read_to_string(repository().join("docs/operations/run.md")).expect("a page");
-    let page = page.replace("\\\n", "");
+    let pages = [repository().join("docs/operations/run.md"), chart().join("README.md")];
+    let page = pages.map(|page| fs::read_to_string(page).expect("a page")).concat().replace("\\\n", "");
     let commands = page
         .lines()
         .filter_map(|line| line.strip_prefix("helm install ").or_else(|| line.strip_prefix("helm upgrade ")));
@@ -327,7 +338,7 @@ fn the_documented_commands_are_possible() {
         assert!(output.status.success(), "{command:?}: {}", outside::text(&output));
         count += 1;
     }
-    assert_eq!(count, 2);
+    assert_eq!(count, 4);
 }
 
 /// Starts the server, reads the maximum of its memory, in MiB, from its first lines, and ends it.

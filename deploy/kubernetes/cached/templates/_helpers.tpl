@@ -30,16 +30,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
-{{/* A TLS table; its files are in a Secret. */}}
+{{/* A TLS table; its files are in a Secret. Names of volumes have no dots. */}}
 {{- define "cached.tls" -}}
 {{- if .tls.secretName }}
+{{- $directory := printf "/run/secrets/cached/%s-tls" (.table | replace "." "-") }}
 
 [{{ .table }}.tls]
-chain_file = "/run/secrets/cached/{{ .table }}-tls/tls.crt"
-key_file = "/run/secrets/cached/{{ .table }}-tls/tls.key"
+chain_file = "{{ $directory }}/tls.crt"
+key_file = "{{ $directory }}/tls.key"
 {{- if ne (.tls.clientCertificates | default "none") "none" }}
 client_certificates = {{ .tls.clientCertificates | quote }}
-ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
+ca_file = "{{ $directory }}/ca.crt"
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -53,6 +54,8 @@ ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
     (list "memcached-tls" .Values.memcached.tls.secretName true)
     (list "users" .Values.memcached.usersSecretName true)
     (list "backend" .Values.objects.backendSecretName .Values.objects.enabled)
+    (list "objects-http-tls" .Values.objects.http.tls.secretName (and .Values.objects.enabled .Values.objects.http.enabled))
+    (list "objects-http-keys" .Values.objects.http.keysSecretName (and .Values.objects.enabled .Values.objects.http.enabled))
     (list "synapse" .Values.synapse.secretName .Values.synapse.enabled)
     (list "nbd-tls" .Values.nbd.tls.secretName .Values.nbd.enabled)
     (list "s3-tls" .Values.s3.tls.secretName .Values.s3.enabled)
@@ -93,6 +96,15 @@ ca_file = "/run/secrets/cached/{{ .table }}-tls/ca.crt"
 {{- $claims := or $objects.journal.enabled (eq ($objects.config.writer | default "callers") "cache") -}}
 {{- if and $objects.enabled $claims (has $objects.backend.kind (list "rados" "s3" "synapse")) (gt (int .Values.replicas) 1) -}}
 {{- fail (printf "objects.journal.enabled and writer cache in objects.config need replicas 1 with objects.backend.kind %s: all pods use the same store" $objects.backend.kind) -}}
+{{- end -}}
+{{- $http := $objects.http -}}
+{{- if and $http.enabled (not $objects.enabled) }}{{ fail "objects.http.enabled needs objects.enabled" }}{{ end -}}
+{{- if and $http.enabled (not $http.keysSecretName) (not $http.config.allow_exposed) -}}
+{{- fail "objects.http.enabled needs objects.http.keysSecretName, or allow_exposed in objects.http.config" -}}
+{{- end -}}
+{{- $least := add (mul 2 (int $objects.objectMiBMax)) (div (add (int $http.connectionsMax) 15) 16) -}}
+{{- if and $http.enabled (lt (int64 $http.bytesMiBMax) $least) -}}
+{{- fail (printf "objects.http.bytesMiBMax must be at least %d: twice objects.objectMiBMax, and 64 KiB for each of objects.http.connectionsMax" $least) -}}
 {{- end -}}
 {{- if and $s3.enabled (not $s3.upstream) }}{{ fail "s3.enabled needs s3.upstream" }}{{ end -}}
 {{- /* A pod has no credentials in its environment. */ -}}
@@ -167,6 +179,20 @@ writer = "cache"
 directory = "/var/lib/cached-journal"
 create = true
 {{- include "cached.keys" .config }}
+{{- end }}
+{{- end }}
+{{- with .Values.objects.http }}
+{{- if .enabled }}
+
+[objects.http]
+listen = [{{ printf "0.0.0.0:%v" .port | quote }}]
+{{- if .keysSecretName }}
+keys_file = "/run/secrets/cached/objects-http-keys/keys.toml"
+{{- end }}
+bytes_max = {{ printf "%d MiB" (int64 .bytesMiBMax) | quote }}
+connections_max = {{ int64 .connectionsMax }}
+{{- include "cached.keys" .config }}
+{{- include "cached.tls" (dict "table" "objects.http" "tls" .tls) }}
 {{- end }}
 {{- end }}
 {{- range .Values.objects.namespaces }}
@@ -249,6 +275,10 @@ upstream_secret_file = "/run/secrets/cached/s3-upstream/secret"
 {{- $chunks := mul (int .Values.objects.objectMiBMax) 4 -}}
 {{- $objects := div (mul (int .Values.objects.countMax) (add 350 (mul $chunks 280))) 1048576 -}}
 {{- $sum = add $sum $memory (div (mul $memory 24) 4096) $objects (int .Values.objects.backendMiB) 2 -}}
+{{- with .Values.objects.http -}}
+{{- /* A connection's 80 KiB and four heads of 16 KiB. */ -}}
+{{- if .enabled }}{{ $sum = add $sum (int .bytesMiBMax) (div (mul (int .connectionsMax) 144) 1024) 1 }}{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- if .Values.synapse.enabled -}}
 {{- $sum = add $sum (int .Values.synapse.bytesMiBMax) (int .Values.synapse.poolMiBMax) -}}
