@@ -102,7 +102,8 @@ ca_file = "{{ $directory }}/ca.crt"
 {{- if and $http.enabled (not $http.keysSecretName) (not $http.config.allow_exposed) -}}
 {{- fail "objects.http.enabled needs objects.http.keysSecretName, or allow_exposed in objects.http.config" -}}
 {{- end -}}
-{{- $least := add (mul 2 (int $objects.objectMiBMax)) (div (add (int $http.connectionsMax) 15) 16) -}}
+{{- /* The largest request is at least a page of a listing, of 2 MiB. */ -}}
+{{- $least := add (mul 2 (max 2 (int $objects.objectMiBMax))) (div (add (int $http.connectionsMax) 15) 16) -}}
 {{- if and $http.enabled (lt (int64 $http.bytesMiBMax) $least) -}}
 {{- fail (printf "objects.http.bytesMiBMax must be at least %d: twice objects.objectMiBMax, and 64 KiB for each of objects.http.connectionsMax" $least) -}}
 {{- end -}}
