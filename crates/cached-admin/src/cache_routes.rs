@@ -260,6 +260,8 @@ async fn flush(cache: WeakObjectCache, request: Request) -> Response {
     let flushed = cache.flush(FlushRequest::new(Scope::Namespace(name)));
     match tokio::time::timeout(wait_of(wait_ms), flushed).await {
         Ok(Ok(_)) => Response::json(&json!({ "done": true })),
+        // Waiting does not help: `lost` lists the objects to be repaired.
+        Ok(Err(error @ Error::WritesLost(_))) => Response::failure(409, error),
         Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
         Err(_) => Response::json(&json!({ "done": false, "why": "its dirty data are not stored yet" })),
     }

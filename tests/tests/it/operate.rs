@@ -224,6 +224,28 @@ fn namespaces_are_managed_over_synapse() {
     }
 }
 
+/// Through either listener, a flush stores the dirty data of one namespace alone, and its write mode
+/// stays.
+#[test]
+fn one_namespace_is_flushed_and_others_stay_dirty() {
+    for daemon in [cached(), synapsed()] {
+        let socket = daemon.path("synapse");
+        let other: ObjectId = "other/disk".parse().expect("a name");
+        block_on(connect(&socket).write(WriteRequest::new(other, 0, vec![7; 4096]))).expect("it is written");
+        let dirty = |name: &str| daemon.json(&format!("/namespaces.json?name={name}"))["dirty_bytes"].clone();
+        let by_admin = |name: &str| daemon.cachectl(&["namespace", "flush", name]);
+        let by_synapse = |name: &str| over_synapse(&socket, &["flush", name]);
+        for flush in [&by_admin as &dyn Fn(&str) -> (i32, String), &by_synapse] {
+            write(&socket);
+            assert_eq!(dirty("vm"), 8192);
+            let (code, shown) = flush("vm");
+            assert_eq!((code, shown.trim()), (0, "vm is flushed: its data are stored"));
+            assert_eq!((dirty("vm"), dirty("other")), (0.into(), 4096.into()));
+            assert_eq!(flush("none").0, 3);
+        }
+    }
+}
+
 /// A quota set at run time limits the data, and dirty data are dropped only on explicit request.
 #[test]
 fn a_namespace_gets_a_quota_and_is_removed_with_what_is_dirty() {
@@ -514,6 +536,8 @@ fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     // The stopped server keeps its connections, and sends no replies.
     store.signal(libc::SIGSTOP);
     change().expect("it is in the cache");
+    let (code, why) = cache.cachectl(&["--timeout", "1", "namespace", "flush", "vm"]);
+    assert_eq!((code, why.contains("its dirty data are not stored yet")), (5, true), "{why}");
     let reasons = || http::get(&cache.admin, "/readyz");
     let waits_for = |words: &str| wait_for(words, || reasons().1.contains(words).then_some(()));
     waits_for("the store has not answered for ");
@@ -526,6 +550,7 @@ fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     assert_eq!((code, report.contains("dirty data are")), (5, true), "{report}");
     assert_eq!(http::get(&cache.admin, "/livez").0, 200, "a restart would lose them");
     store.signal(libc::SIGCONT);
+    assert_eq!(cache.cachectl(&["namespace", "flush", "vm"]).0, 0);
     wait_for("the flush", || (reasons().0 == 200 && age() == 0.0).then_some(()));
     assert!(cache.end().0.success());
 }

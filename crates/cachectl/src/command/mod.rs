@@ -173,7 +173,7 @@ pub(crate) enum Command {
     /// Control the S3 sidecar of a running cached, through its admin listener (--admin).
     #[command(subcommand)]
     S3(operate::S3),
-    /// List, show, create, change or remove the namespaces of a running cached or synapsed's object
+    /// List, show, create, change, flush or remove the namespaces of a running cached or synapsed's object
     /// cache, through its admin listener (--admin), or over synapse if the command line has -b
     /// synapse:… and no --admin.
     ///

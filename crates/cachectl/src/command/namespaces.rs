@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Control, DirtyData, Error, Namespace, NamespaceKey, NamespaceSettings, NamespaceState, WriteMode,
+    Blocker, DirtyData, Error, FlushRequest, Namespace, NamespaceKey, NamespaceSettings, NamespaceState,
+    Scope, WriteMode,
 };
 use cached_config::{parse_number, suggestion};
 use clap::{Args, Subcommand};
@@ -35,6 +36,12 @@ pub(crate) enum Namespaces {
     /// --timeout passes before dirty data are stored, the exit code is not 0, and the rest is stored
     /// in the background.
     Set(Set),
+    /// Store all dirty data of a namespace. Clients continue meanwhile; what they write after the
+    /// command has begun is not waited for.
+    ///
+    /// The write mode stays as it is. If --timeout passes before the data are stored, the exit code is
+    /// not 0, and the rest is stored in the background.
+    Flush(Name),
     /// Drop the data of a namespace from the cache, and the settings that `set` has made. The
     /// objects stay in the store, and the settings of the configuration file stay in force.
     ///
@@ -98,6 +105,8 @@ trait Manager {
 
     fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure>;
 
+    fn flush(&self, name: &str) -> Result<Value, Failure>;
+
     fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure>;
 }
 
@@ -112,7 +121,7 @@ impl Namespaces {
 
     /// Sends the request to a backend that is a server.
     fn run_on(&self, backend: &dyn Blocker, output: &Output) -> Result<(), Failure> {
-        let done = self.manage(&ByBackend(backend.control()), output);
+        let done = self.manage(&ByBackend(backend), output);
         done.map_err(|failure| {
             failure.leaves("sent over synapse, because no admin listener is named; --admin names one")
         })
@@ -138,6 +147,10 @@ impl Namespaces {
                 set.run(manager, output)
             }
             Self::Set(set) => set.run(manager, output),
+            Self::Flush(Name { name }) => {
+                let answer = manager.flush(name)?;
+                output.write(format!("{name} is flushed: its data are stored"), &answer)
+            }
             Self::Remove { name: Name { name }, flush, discard_dirty } => {
                 let dirty_data = match (flush, discard_dirty) {
                     (true, _) => DirtyData::Store,
@@ -232,6 +245,16 @@ struct ByAdmin {
     timeout: Option<Duration>,
 }
 
+impl ByAdmin {
+    /// Repeats the request about an existing namespace until the response reports completion.
+    fn until_done(&self, path: &str, name: &str, body: &Value) -> Result<Value, Failure> {
+        until_done(&self.admin, path, body, self.timeout).map_err(|failure| match is_missing(&failure) {
+            true => Failure::backend(name, &Error::Missing),
+            false => failure,
+        })
+    }
+}
+
 impl Manager for ByAdmin {
     fn list(&self) -> Result<Value, Failure> {
         self.admin.get("/namespaces.json")
@@ -239,10 +262,7 @@ impl Manager for ByAdmin {
 
     fn show(&self, name: &str) -> Result<Option<Value>, Failure> {
         match self.admin.get(&format!("/namespaces.json?name={}", encoded(name))) {
-            // A server without an object cache does not have this route.
-            Err(failure) if failure.status == Some(404) && failure.to_string().contains("no namespace") => {
-                Ok(None)
-            }
+            Err(failure) if is_missing(&failure) => Ok(None),
             shown => shown.map(Some),
         }
     }
@@ -253,21 +273,31 @@ impl Manager for ByAdmin {
         until_done(&self.admin, "/namespaces/set", &body, self.timeout)
     }
 
+    fn flush(&self, name: &str) -> Result<Value, Failure> {
+        self.until_done("/namespaces/flush", name, &json!({ "namespace": name }))
+    }
+
     fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure> {
         let (flush, discard) = (dirty_data == DirtyData::Store, dirty_data == DirtyData::Discard);
         let body = json!({ "namespace": name, "flush": flush, "discard_dirty": discard });
-        until_done(&self.admin, "/namespaces/remove", &body, self.timeout)
+        self.until_done("/namespaces/remove", name, &body)
     }
 }
 
-struct ByBackend<'a>(&'a dyn Control);
+/// Returns whether the response states that the namespace is neither configured nor used. A server
+/// without an object cache does not have the route at all.
+fn is_missing(failure: &Failure) -> bool {
+    failure.status == Some(404) && failure.to_string().contains("no namespace")
+}
+
+struct ByBackend<'a>(&'a dyn Blocker);
 
 impl Manager for ByBackend<'_> {
     fn list(&self) -> Result<Value, Failure> {
         let mut all: Vec<NamespaceState> = Vec::new();
         loop {
             let after = all.last().map(|last| last.namespace.clone());
-            let page = block_on(self.0.namespace_states(after))?;
+            let page = block_on(self.0.control().namespace_states(after))?;
             let is_last = !page.has_more || page.states.is_empty();
             all.extend(page.states);
             if is_last {
@@ -281,19 +311,28 @@ impl Manager for ByBackend<'_> {
     }
 
     fn show(&self, name: &str) -> Result<Option<Value>, Failure> {
-        match block_on(self.0.namespace_state(namespace(name)?)) {
+        match block_on(self.0.control().namespace_state(namespace(name)?)) {
             Err(Error::Missing) => Ok(None),
             state => Ok(Some(value(&state.about(name)?))),
         }
     }
 
     fn set(&self, name: &str, settings: &NamespaceSettings) -> Result<Value, Failure> {
-        block_on(self.0.change_namespace(namespace(name)?, settings.clone())).about(name)?;
+        block_on(self.0.control().change_namespace(namespace(name)?, settings.clone())).about(name)?;
+        Ok(json!({ "done": true }))
+    }
+
+    fn flush(&self, name: &str) -> Result<Value, Failure> {
+        let namespace = namespace(name)?;
+        // A flush succeeds for any name.
+        block_on(self.0.control().namespace_state(namespace.clone())).about(name)?;
+        block_on(self.0.flush(FlushRequest::new(Scope::Namespace(namespace)))).about(name)?;
         Ok(json!({ "done": true }))
     }
 
     fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure> {
-        let removed = block_on(self.0.remove_namespace(namespace(name)?, dirty_data)).about(name)?;
+        let removed =
+            block_on(self.0.control().remove_namespace(namespace(name)?, dirty_data)).about(name)?;
         Ok(json!({
             "done": true,
             "dropped_bytes": removed.dropped_bytes,

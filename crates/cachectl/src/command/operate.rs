@@ -178,6 +178,8 @@ pub(super) fn until_done(
             let text = answer["why"].as_str().unwrap_or("it is not complete yet").to_owned();
             return Err(Failure::admin(format!("{}{path}", admin.url()), None, text));
         }
+        // A response about a failure of the store may come at once.
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
