@@ -80,6 +80,8 @@ def test_a_namespace_is_set_and_removed(admin: Admin, server: Server) -> None:
     name = f"namespace-{uuid.uuid4().hex}"
     with pytest.raises(NotFound):
         admin.namespace(name)
+    with pytest.raises(NotFound):
+        admin.flush_namespace(name)
     admin.set_namespace(name, write="back", settings={"quota_bytes_max": 8192})
     shown = admin.namespace(name)
     assert (shown.write, shown.changing) == ("back", False)
@@ -91,6 +93,9 @@ def test_a_namespace_is_set_and_removed(admin: Admin, server: Server) -> None:
         assert (listed.dirty_bytes, listed.objects, listed.settings) == (4096, 1, None)
         with pytest.raises(Conflict, match="not stored"):
             admin.remove_namespace(name)
+        admin.flush_namespace(name)
+        assert admin.namespace(name).dirty_bytes == 0
+        client.put("object", bytes(4096), durability="cached")
         assert admin.remove_namespace(name, flush=True) == Removed(4096, 0)
         assert client.get("object").data == bytes(4096)
         client.delete("object")

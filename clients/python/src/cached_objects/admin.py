@@ -225,6 +225,10 @@ class Admin:
             body["write"] = write
         self._until_done("/namespaces/set", body)
 
+    def flush_namespace(self, name: str) -> None:
+        """Stores everything that is acknowledged in a namespace. Clients continue meanwhile."""
+        self._until_done("/namespaces/flush", {"namespace": name})
+
     def remove_namespace(self, name: str, *, flush: bool = False, discard_dirty: bool = False) -> Removed:
         """Drops a namespace's cached data and the settings made by commands. The store keeps its
         objects. Data that are not stored yet need `flush`, which stores them, or `discard_dirty`,
