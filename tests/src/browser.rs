@@ -289,8 +289,13 @@ impl Browser {
         self.resize(viewport, u32::try_from(height).expect("a height"));
         // After two frames, everything that depends on the size has been drawn.
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
-        let picture = self.call("Page.captureScreenshot", json!({ "format": "png" }));
+        self.screenshot_of_window(to);
         self.resize(viewport, viewport.height);
+    }
+
+    /// Writes a picture of what the window shows as PNG.
+    pub fn screenshot_of_window(&mut self, to: &Path) {
+        let picture = self.call("Page.captureScreenshot", json!({ "format": "png" }));
         let data = decode_base64(picture["data"].as_str().expect("a picture"));
         std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
         std::fs::write(to, data).expect("a picture is written");

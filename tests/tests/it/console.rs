@@ -704,6 +704,10 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
         browser.evaluate("document.querySelector('details').open = false");
         browser.screenshot(viewport, &pictures.join(format!("{name}.png")));
     }
+    // The picture of the documents.
+    open(&mut browser, &fixture.url(), Viewport { height: 1180, ..Viewport::LAPTOP });
+    browser.wait_for("document.querySelector('[aria-labelledby=hot-title] td')");
+    browser.screenshot_of_window(&pictures.join("docs.png"));
     // The toggle overrides the system's scheme, and is remembered.
     let scheme = "getComputedStyle(document.documentElement).backgroundColor";
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
