@@ -135,8 +135,7 @@ impl Namespaces {
                 output.write(lines.join("\n"), &answer)
             }
             Self::Show(Name { name }) => {
-                let missing = || Failure::backend(name, &Error::Missing);
-                let answer = manager.show(name)?.ok_or_else(missing)?;
+                let answer = manager.show(name)?.ok_or_else(|| missing(name))?;
                 output.write(shown(&answer), &answer)
             }
             Self::Create(set) => {
@@ -249,7 +248,7 @@ impl ByAdmin {
     /// Repeats the request about an existing namespace until the response reports completion.
     fn until_done(&self, path: &str, name: &str, body: &Value) -> Result<Value, Failure> {
         until_done(&self.admin, path, body, self.timeout).map_err(|failure| match is_missing(&failure) {
-            true => Failure::backend(name, &Error::Missing),
+            true => missing(name),
             false => failure,
         })
     }
@@ -282,6 +281,11 @@ impl Manager for ByAdmin {
         let body = json!({ "namespace": name, "flush": flush, "discard_dirty": discard });
         self.until_done("/namespaces/remove", name, &body)
     }
+}
+
+/// Returns the failure of a command about a namespace that is neither configured nor used.
+fn missing(name: &str) -> Failure {
+    Failure::refused(name, 404, "no such namespace is configured or in use")
 }
 
 /// Returns whether the response states that the namespace is neither configured nor used. A server
@@ -325,19 +329,27 @@ impl Manager for ByBackend<'_> {
     fn flush(&self, name: &str) -> Result<Value, Failure> {
         let namespace = namespace(name)?;
         // A flush succeeds for any name.
-        block_on(self.0.control().namespace_state(namespace.clone())).about(name)?;
+        existing(name, block_on(self.0.control().namespace_state(namespace.clone())))?;
         block_on(self.0.flush(FlushRequest::new(Scope::Namespace(namespace)))).about(name)?;
         Ok(json!({ "done": true }))
     }
 
     fn remove(&self, name: &str, dirty_data: DirtyData) -> Result<Value, Failure> {
-        let removed =
-            block_on(self.0.control().remove_namespace(namespace(name)?, dirty_data)).about(name)?;
+        let removed = block_on(self.0.control().remove_namespace(namespace(name)?, dirty_data));
+        let removed = existing(name, removed)?;
         Ok(json!({
             "done": true,
             "dropped_bytes": removed.dropped_bytes,
             "discarded_bytes": removed.discarded_bytes,
         }))
+    }
+}
+
+/// Returns the result of a request about an existing namespace.
+fn existing<T>(name: &str, result: blocker::Result<T>) -> Result<T, Failure> {
+    match result {
+        Err(Error::Missing) => Err(missing(name)),
+        result => result.about(name),
     }
 }
 
