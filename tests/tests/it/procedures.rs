@@ -8,16 +8,17 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 /// The programs that the examples need in addition to the workspace's own.
-const OUTSIDE: [&str; 7] = ["unshare", "ip", "nc", "openssl", "qemu-io", "jq", "install"];
+const OUTSIDE: [&str; 8] = ["unshare", "ip", "nc", "openssl", "qemu-io", "jq", "install", "curl"];
 
 /// The pages, without the ending.
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "operations",
     "operations/run",
     "operations/size",
     "operations/watch",
     "operations/mend",
     "cache-control",
+    "http",
     "journal",
     "restart",
     "volumes",
@@ -44,6 +45,8 @@ quota_bytes_max = "10 GiB"
 [[objects.namespaces]]
 name = "scratch"
 write = "through"
+[objects.http]
+listen = ["127.0.0.1:11380"]
 [synapse]
 listen = ["127.0.0.1:11311"]
 [volumes]
@@ -171,6 +174,13 @@ fn cache_control() {
 }
 
 #[test]
+fn http() {
+    let files = "head -c 48213 /dev/urandom > report.pdf && echo 1 > first && echo 2 > next && echo 3 > data";
+    let Some(mut procedures) = Procedures::prepare("http", &[&SERVER[..], &[files]].concat()) else { return };
+    procedures.run_page("http");
+}
+
+#[test]
 fn journal() {
     let Some(mut procedures) = Procedures::prepare("journal", &[]) else { return };
     procedures.run_page("journal");
@@ -207,7 +217,7 @@ fn every_block_is_run_or_states_why_not() {
             let known = match language.split_once(' ') {
                 Some(("sh", reason)) => reason.starts_with('(') && reason.ends_with(')'),
                 Some(_) => false,
-                None => language.is_empty() || ["toml", "yaml", "text"].contains(&language),
+                None => language.is_empty() || ["json", "toml", "yaml", "text"].contains(&language),
             };
             assert!(
                 known,
