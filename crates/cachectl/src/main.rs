@@ -31,10 +31,10 @@ use servers::{Given, Servers};
 /// Access a storage backend of cached (put, get, copy, list, flush, test it against the contract), or
 /// operate a running cached or synapsed.
 ///
-/// Exit codes: 0 success, 1 failure, 2 invalid usage, 3 no such object, 4 refused (exists, condition,
-/// fenced, denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 unknown
-/// outcome, 130 interrupted, 141 the reader of the output has closed it. fsck and journal have their
-/// own exit codes.
+/// Exit codes: 0 success, 1 failure, 2 invalid usage, 3 no such object, namespace or volume, 4
+/// refused (exists, condition, fenced, denied), 5 try again later (busy, out of space, not stored),
+/// 6 corrupt or lost, 7 unknown outcome, 130 interrupted, 141 the reader of the output has closed
+/// it. fsck and journal have their own exit codes.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {

@@ -114,7 +114,7 @@ pub(crate) enum Command {
         #[arg(default_value = "")]
         filter: String,
     },
-    /// Show or change the write mode of the namespace: cachectl -b synapse://… policy back.
+    /// Show or change the write mode of the namespace: cachectl -b synapse:HOST:PORT policy back.
     ///
     /// The command ends when all data of the previous mode are stored. The change lasts until the
     /// cache restarts.
