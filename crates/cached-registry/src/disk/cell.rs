@@ -1,0 +1,209 @@
+//! The table's cell on a disk: each version is the agreement of one epoch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::device::{Disk, Noted};
+use crate::agreement::{Agreement, Step, Usurped};
+use crate::error::{Error, Result};
+use crate::table::{Cell, Content, random};
+
+/// The maximum number of attempts to read a version that is being replaced.
+const READS_MAX: u32 = 8;
+
+/// The table on a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskCell(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    disk: Arc<Disk>,
+    me: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    agreement: Agreement,
+    /// What this node has noted in its block.
+    noted: Noted,
+}
+
+impl DiskCell {
+    /// Returns the cell on `disk`, which this process uses as node `me`.
+    ///
+    /// # Errors
+    /// If the disk cannot be read.
+    pub(crate) fn new(disk: Arc<Disk>, me: usize) -> Result<Self> {
+        let records = disk.read_agreement()?;
+        let Some((block, noted)) = records.get(me).copied() else {
+            let text = format!("node {me} of a disk for {} nodes, which are counted from 0", disk.nodes());
+            return Err(Error::Invalid(text.into()));
+        };
+        let state = Mutex::new(State { agreement: Agreement::new(me, block), noted });
+        Ok(Self(Arc::new(Shared { disk, me, state })))
+    }
+
+    /// Runs `work` on a thread that may block.
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = Arc::clone(&self.0);
+        let ended = tokio::task::spawn_blocking(move || work(&shared)).await;
+        ended.unwrap_or_else(|error| {
+            Err(Error::OutcomeUnknown(format!("the disk's thread has ended: {error}").into()))
+        })
+    }
+}
+
+impl Cell for DiskCell {
+    async fn read(&self) -> Result<Content> {
+        self.run(Shared::read).await
+    }
+
+    async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<bool> {
+        self.run(move |shared| shared.swap(expected.unwrap_or(0), &bytes)).await
+    }
+}
+
+impl Shared {
+    fn read(&self) -> Result<Content> {
+        let mut newest = Noted::default();
+        for _ in 0..READS_MAX {
+            newest = self.newest()?;
+            if newest == Noted::default() {
+                return Ok(Content::default());
+            }
+            if let Some(table) = self.disk.read_slot(newest.node, newest.version)? {
+                return Ok(Content { version: Some(newest.version), bytes: table.into() });
+            }
+        }
+        // A slot is overwritten only after a later version was noted.
+        match self.newest()? == newest {
+            true => Err(self.disk.lost(newest)),
+            false => Err(Error::Unavailable("the table changes faster than it can be read".into())),
+        }
+    }
+
+    fn newest(&self) -> Result<Noted> {
+        let records = self.disk.read_agreement()?;
+        Ok(records.into_iter().map(|(_, noted)| noted).max().unwrap_or_default())
+    }
+
+    fn swap(&self, expected: u64, table: &[u8]) -> Result<bool> {
+        let mut state = self.state.lock();
+        if self.newest()?.version != expected {
+            return Ok(false);
+        }
+        let version = expected.checked_add(1).ok_or_else(|| self.disk.lost(state.noted))?;
+        // If this node has proposed another table for this version, it may have been decided already.
+        let is_ours = match state.agreement.block().counter == version {
+            true => self.disk.read_slot(self.me as u64, version)?.is_some_and(|earlier| earlier == table),
+            false => {
+                self.disk.write_slot(self.me, version, table)?;
+                true
+            }
+        };
+        let Some(node) = self.agree(&mut state, version)? else { return Ok(false) };
+        let noted = Noted { version, node };
+        self.disk.write_agreement(self.me, state.agreement.block(), noted)?;
+        state.noted = noted;
+        Ok(is_ours && node == self.me as u64)
+    }
+
+    /// Returns the node whose table becomes this version; `None` if a later version exists.
+    fn agree(&self, state: &mut State, version: u64) -> Result<Option<u64>> {
+        let State { agreement, noted } = state;
+        let mut step = agreement.enter(version, self.me as u64);
+        loop {
+            step = match step {
+                Step::Write(block) => {
+                    if agreement.restarts() > 0 {
+                        // Another node competes: one of the two should be faster.
+                        let most = 1 << agreement.restarts().min(8);
+                        std::thread::sleep(Duration::from_micros(random() % (most * 500)));
+                    }
+                    match self.disk.write_agreement(self.me, block, *noted) {
+                        Ok(()) => agreement.written(),
+                        Err(error) => {
+                            agreement.failed();
+                            return Err(error);
+                        }
+                    }
+                }
+                Step::Read => {
+                    let read = self.disk.read_agreement().inspect_err(|_| agreement.failed())?;
+                    let blocks: Vec<_> = read.into_iter().map(|(block, _)| block).collect();
+                    agreement
+                        .read(&blocks)
+                        .map_err(|usurped: Usurped| Error::Denied(usurped.to_string().into()))?
+                }
+                Step::Decided(node) => return Ok(Some(node)),
+                Step::Suspended { .. } => return Ok(None),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agreement::Block;
+
+    fn cells() -> (tempfile::TempDir, Vec<DiskCell>) {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Arc::new(Disk::open(&dir.path().join("disk"), 2, true).unwrap());
+        let cells = (0..2).map(|node| DiskCell::new(Arc::clone(&disk), node).unwrap());
+        (dir, cells.collect())
+    }
+
+    fn read(cell: &DiskCell) -> (Option<u64>, Bytes) {
+        let Content { version, bytes } = cell.0.read().unwrap();
+        (version, bytes)
+    }
+
+    #[test]
+    fn a_change_that_a_crash_has_interrupted_is_completed_by_another_node() {
+        let (_dir, cells) = cells();
+        assert_eq!(read(&cells[1]), (None, Bytes::new()));
+        assert!(cells[0].0.swap(0, b"one").unwrap());
+        // Node 0 has voted for its second table, and crashes before it notes the decision.
+        let disk = &cells[0].0.disk;
+        disk.write_slot(0, 2, b"two").unwrap();
+        let block = Block { counter: 2, promised: 9, voted: 9, value: 0 };
+        disk.write_agreement(0, block, Noted { version: 1, node: 0 }).unwrap();
+        assert_eq!(read(&cells[1]), (Some(1), b"one"[..].into()));
+        assert!(!cells[1].0.swap(1, b"other").unwrap());
+        assert_eq!(read(&cells[1]), (Some(2), b"two"[..].into()));
+        // Node 0 returns.
+        let returned = DiskCell::new(Arc::clone(disk), 0).unwrap();
+        assert!(!returned.0.swap(1, b"late").unwrap());
+        assert!(returned.0.swap(2, b"three").unwrap());
+        assert_eq!(read(&cells[1]), (Some(3), b"three"[..].into()));
+    }
+
+    #[test]
+    fn a_node_that_returns_keeps_the_table_that_it_has_proposed() {
+        let (_dir, cells) = cells();
+        let disk = &cells[0].0.disk;
+        disk.write_slot(0, 1, b"first").unwrap();
+        disk.write_agreement(0, Block { counter: 1, promised: 1, voted: 0, value: 0 }, Noted::default())
+            .unwrap();
+        let returned = DiskCell::new(Arc::clone(disk), 0).unwrap();
+        assert!(!returned.0.swap(0, b"second").unwrap());
+        assert_eq!(read(&returned), (Some(1), b"first"[..].into()));
+    }
+
+    #[test]
+    fn a_second_process_with_the_same_number_is_refused() {
+        let (_dir, cells) = cells();
+        let other = DiskCell::new(Arc::clone(&cells[0].0.disk), 0).unwrap();
+        assert!(cells[0].0.swap(0, b"one").unwrap());
+        let error = other.0.swap(1, b"two").unwrap_err().to_string();
+        assert!(error.contains("another process writes the block of node 0"), "{error}");
+    }
+}

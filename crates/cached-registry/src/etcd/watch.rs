@@ -1,0 +1,167 @@
+//! A watch on etcd: a stream of events over one connection, resumed where it has ended.
+
+use std::fmt;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+use super::client::{Body, is_login};
+use super::{EtcdBody, number, revision_of};
+use crate::document::{Changes, Event, Revision};
+use crate::error::{Error, Result};
+
+/// The longest message, in bytes.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// After this time without an event the stream is replaced, because nothing else would show that
+/// the other side has gone away.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// The delay before a stream is opened after failures, which doubles up to the maximum.
+const DELAY_MIN: Duration = Duration::from_millis(50);
+const DELAY_MAX: Duration = Duration::from_secs(5);
+
+/// The state of a watch.
+#[derive(Default)]
+pub(crate) struct EtcdWatch {
+    stream: Option<Body>,
+    /// The beginning of the next message.
+    buffer: Vec<u8>,
+    /// The number of failures since the last message.
+    failures: u32,
+    has_logged_in_again: bool,
+}
+
+impl fmt::Debug for EtcdWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdWatch").field("failures", &self.failures).finish_non_exhaustive()
+    }
+}
+
+impl EtcdWatch {
+    /// Waits for changes after `after` of documents with this prefix.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] after each failure; the next call opens the stream again.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no event.
+    pub(crate) async fn next(&mut self, etcd: &EtcdBody, prefix: &str, after: Revision) -> Result<Changes> {
+        loop {
+            while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let message: Vec<u8> = self.buffer.drain(..=end).collect();
+                if let Some(changes) = self.take(etcd, &message, prefix, after)? {
+                    return Ok(changes);
+                }
+            }
+            let Some(stream) = &mut self.stream else {
+                self.open(etcd, prefix, after).await?;
+                continue;
+            };
+            match tokio::time::timeout(SILENCE_MAX, stream.frame()).await {
+                Ok(Some(Ok(frame))) => {
+                    let data = frame.into_data().unwrap_or_default();
+                    if self.buffer.len() + data.len() > MESSAGE_BYTES_MAX {
+                        return Err(self.fail(etcd, format!("a message exceeds {MESSAGE_BYTES_MAX} bytes")));
+                    }
+                    self.buffer.extend_from_slice(&data);
+                }
+                Ok(Some(Err(why))) => return Err(self.fail(etcd, why)),
+                Ok(None) => return Err(self.fail(etcd, "etcd has ended the watch".into())),
+                Err(_) => self.close(),
+            }
+        }
+    }
+
+    async fn open(&mut self, etcd: &EtcdBody, prefix: &str, after: Revision) -> Result<()> {
+        if self.failures > 0 {
+            tokio::time::sleep((DELAY_MIN * (1 << (self.failures - 1).min(10))).min(DELAY_MAX)).await;
+        }
+        let (first, end) = etcd.range(prefix);
+        let from = after.0.saturating_add(1).to_string();
+        let request = json!({ "create_request": { "key": first, "range_end": end, "start_revision": from } });
+        match etcd.client.stream("watch", &request).await {
+            Ok(stream) => {
+                self.stream = Some(stream);
+                Ok(())
+            }
+            Err(error) => {
+                self.failures += 1;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes one message of the stream.
+    fn take(
+        &mut self,
+        etcd: &EtcdBody,
+        message: &[u8],
+        prefix: &str,
+        after: Revision,
+    ) -> Result<Option<Changes>> {
+        let Ok(message) = serde_json::from_slice::<Value>(message) else {
+            return Err(self.fail(etcd, "a message is not JSON".into()));
+        };
+        let result = &message["result"];
+        if result["canceled"] == true || !result.is_object() {
+            return self.cancelled(etcd, &message, after).map(|()| None);
+        }
+        // The registry was set up anew, or this member lags behind: a listing tells.
+        if result["created"] == true && revision_of(result) < after {
+            self.close();
+            return Err(Error::Compacted { after });
+        }
+        (self.failures, self.has_logged_in_again) = (0, false);
+        let changes = changes(etcd, result, prefix, after).inspect_err(|_| self.close())?;
+        Ok((!changes.events.is_empty()).then_some(changes))
+    }
+
+    /// Finds out why etcd has ended the watch.
+    fn cancelled(&mut self, etcd: &EtcdBody, message: &Value, after: Revision) -> Result<()> {
+        self.close();
+        let result = &message["result"];
+        if number(&result["compact_revision"]) > 0 {
+            return Err(Error::Compacted { after });
+        }
+        let reason = result["cancel_reason"].as_str().or(message["error"]["message"].as_str());
+        let reason = reason.unwrap_or("etcd has ended the watch").to_owned();
+        if is_login(0, &reason) && !self.has_logged_in_again && etcd.client.forget_token() {
+            self.has_logged_in_again = true;
+            return Ok(());
+        }
+        if is_login(0, &reason) || reason.contains("PermissionDenied") {
+            return Err(Error::Denied(format!("etcd refuses this: {reason}").into()));
+        }
+        Err(self.fail(etcd, reason))
+    }
+
+    /// Ends the stream, so that the next one is opened at another endpoint.
+    fn fail(&mut self, etcd: &EtcdBody, why: String) -> Error {
+        self.close();
+        self.failures += 1;
+        etcd.client.skip_current();
+        Error::Unavailable(why.into())
+    }
+
+    fn close(&mut self) {
+        self.stream = None;
+        self.buffer.clear();
+    }
+}
+
+/// Returns the events of a message.
+fn changes(etcd: &EtcdBody, result: &Value, prefix: &str, after: Revision) -> Result<Changes> {
+    let mut changes = Changes { events: Vec::new(), revision: after };
+    for found in result["events"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let revision = Revision(number(&found["kv"]["mod_revision"]));
+        changes.revision = changes.revision.max(revision);
+        let event = match found["type"] == "DELETE" {
+            true => etcd.key(&found["kv"])?.map(Event::Removed),
+            false => etcd.document(&found["kv"])?.map(Event::Changed),
+        };
+        changes.events.extend(event.filter(|event| event.key().as_str().starts_with(prefix)));
+    }
+    Ok(changes)
+}

@@ -1,0 +1,36 @@
+//! The whole registry as one small table, for places that have no registry of their own.
+//!
+//! A [`Cell`] holds the encoded table and replaces it by compare-and-set: an object of a store, or
+//! blocks of a disk. `content` is the table as a value; `body` makes the registry's operations of
+//! it. Nothing here does I/O.
+
+mod body;
+mod content;
+
+use std::future::Future;
+
+use bytes::Bytes;
+
+use crate::error::Result;
+
+pub(crate) use body::{TableBody, random};
+pub(crate) use content::TABLE_BYTES_MAX;
+
+/// A place for the table.
+pub(crate) trait Cell: Send + Sync + 'static {
+    /// Reads the newest table.
+    fn read(&self) -> impl Future<Output = Result<Content>> + Send;
+
+    /// Replaces the table if it still has the `expected` version. Returns whether it did. After
+    /// `true` the new table is stored.
+    fn swap(&self, expected: Option<u64>, bytes: Bytes) -> impl Future<Output = Result<bool>> + Send;
+}
+
+/// A table as a cell holds it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Content {
+    /// The version; `None` if there is no table yet.
+    pub(crate) version: Option<u64>,
+    /// The encoded table.
+    pub(crate) bytes: Bytes,
+}

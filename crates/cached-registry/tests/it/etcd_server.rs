@@ -1,0 +1,133 @@
+//! Debian's etcd on a loopback port, with and without TLS.
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rcgen::{CertificateParams, KeyPair};
+
+/// How long etcd may take to start on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running etcd. Dropping it ends it.
+pub(crate) struct Etcd {
+    process: Child,
+    pub(crate) url: String,
+    peer: u16,
+    dir: tempfile::TempDir,
+    uses_tls: bool,
+}
+
+/// Returns whether etcd is installed; otherwise reports a skipped test, bypassing the test runner's
+/// capture.
+pub(crate) fn is_installed(test: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|dir| dir.join("etcd").is_file()) {
+        return true;
+    }
+    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    assert!(!all, "{test}: etcd is not installed, and CACHED_REQUIRE_ALL=1 allows no skip");
+    use std::io::Write as _;
+    let mut terminal = std::io::stderr().lock();
+    writeln!(terminal, "\n*** SKIPPED {test}: etcd is not installed (Debian: etcd-server) ***").unwrap();
+    false
+}
+
+/// Returns a port that nothing uses.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Etcd {
+    pub(crate) fn start(uses_tls: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        if uses_tls {
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+            std::fs::write(dir.path().join("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+            std::fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
+        }
+        let scheme = if uses_tls { "https" } else { "http" };
+        let (url, peer) = (format!("{scheme}://127.0.0.1:{}", free_port()), free_port());
+        let process = spawn(dir.path(), &url, peer, uses_tls);
+        let etcd = Self { process, url, peer, dir, uses_tls };
+        etcd.wait();
+        etcd
+    }
+
+    /// The certificate that a client must trust.
+    pub(crate) fn ca_file(&self) -> String {
+        self.dir.path().join("cert.pem").display().to_string()
+    }
+
+    /// Kills etcd.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts a killed etcd with the same data and address.
+    pub(crate) fn restart(&mut self) {
+        self.process = spawn(self.dir.path(), &self.url, self.peer, self.uses_tls);
+        self.wait();
+    }
+
+    /// Sends a request as `curl` does, and returns the answer.
+    pub(crate) fn post(&self, method: &str, request: &str, token: Option<&str>) -> serde_json::Value {
+        let connector = cached_http::Route::new(PATIENCE);
+        let tls = match self.uses_tls {
+            true => cached_tls::client::with_authorities(Some(self.ca_file().as_ref())).unwrap(),
+            false => cached_tls::client::no_authorities(),
+        };
+        let client =
+            cached_http::Blocking::new(connector.with_tls(tls, true), "test/1", Some(PATIENCE)).unwrap();
+        let mut builder = cached_http::http::Request::post(format!("{}/v3/{method}", self.url));
+        if let Some(token) = token {
+            builder = builder.header("authorization", token);
+        }
+        let answer = client.send(builder, request.to_owned().into(), 1 << 20).unwrap();
+        assert!(answer.status().is_success(), "{method}: {answer:?}");
+        serde_json::from_slice(answer.body()).unwrap()
+    }
+
+    fn wait(&self) {
+        let address = self.url.rsplit('/').next().unwrap().to_owned();
+        let end = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(&address).is_err() {
+            assert!(
+                Instant::now() < end,
+                "etcd has not started; its log is in {}",
+                self.dir.path().display()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn spawn(dir: &Path, url: &str, peer: u16, uses_tls: bool) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
+    let peer = format!("http://127.0.0.1:{peer}");
+    let mut command = Command::new("etcd");
+    command.arg("--data-dir").arg(dir.join("data"));
+    command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--initial-cluster", &format!("default={peer}")]);
+    // etcd's shortest lease is one and a half times its election timeout.
+    command.args(["--heartbeat-interval", "20", "--election-timeout", "200"]);
+    if uses_tls {
+        command.arg("--cert-file").arg(dir.join("cert.pem"));
+        command.arg("--key-file").arg(dir.join("key.pem"));
+    }
+    // A process group of its own, so that an interrupt from the terminal does not end it first.
+    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).process_group(0);
+    command.spawn().unwrap()
+}

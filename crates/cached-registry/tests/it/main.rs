@@ -1,0 +1,6 @@
+//! The registry from outside: one contract on all bodies, and what only some bodies have.
+
+mod bodies;
+mod contract;
+mod etcd;
+mod etcd_server;
