@@ -1,4 +1,4 @@
-//! Small documents that a group of hosts shares.
+//! Small documents that a group of hosts shares, and the election of one writer among the hosts.
 //!
 //! A [`Registry`] holds documents of a few KiB: who leads, which hosts there are, who owns what. It is
 //! not a store of data. Documents are changed by compare-and-set, several at once if need be;
@@ -32,6 +32,9 @@
 //! # })?;
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! [`election`] has the state machines that elect one writer, by a document of a registry or by the
+//! blocks of a [`Disk`].
 #![warn(missing_debug_implementations)]
 
 pub mod agreement;
@@ -39,6 +42,7 @@ mod clock;
 mod config;
 mod disk;
 mod document;
+pub mod election;
 mod error;
 mod etcd;
 mod file;

@@ -1,0 +1,585 @@
+//! Election by agreement on plain blocks: a shared disk, or a file on one host.
+//!
+//! The leader enters a new epoch of the [agreement](crate::agreement) in every *epoch time* T, with
+//! its own number as the value: that is its renewal, which costs one write and one read of all
+//! blocks. A standby that has seen no change of another node's block for 3 T, on its own clock, enters
+//! the next epoch. The leader serves for 2 T from the moment before a renewal began.
+//!
+//! The agreement makes sure that an epoch has one leader, but two nodes may enter different epochs at
+//! the same time, one of them with outdated knowledge. So a node gives up its attempt if, after its
+//! ballot was written, another node's block is no longer as it was during the wait: that node may have
+//! become the leader of an earlier epoch in between. (If it reads the blocks only after the ballot was
+//! written, it finds the later epoch and gives up itself.) Only changes within the epoch that both
+//! were in before do not matter, because the agreement decides there. For the same reason a leader
+//! whose renewal has failed enters the same epoch again, not the next one.
+//!
+//! A leadership keeps, for the claim in the store, the epoch in which it began: the store is claimed
+//! when the leader changes, not with each renewal. A leader steps down by entering an epoch with its
+//! successor's number as the value. A node that starts is suspended: it waits like any other standby,
+//! even if its previous process was the leader.
+
+use std::time::Duration;
+
+use blocker::{Epoch, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::tenure::{Claim, Tenure};
+use super::{Action, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use crate::agreement::{Agreement, Block, Step, Usurped, highest_vote, latest_epoch};
+
+/// The value of an epoch in which the leader has stepped down for any other node.
+pub const NOBODY: u64 = u64::MAX;
+
+/// The number of epoch times in a lease.
+const LEASE_EPOCHS: u32 = 3;
+
+/// The number of different times at which standbys begin.
+const TURNS: u32 = 16;
+
+/// The number of restarts after which a node leaves an epoch to the others.
+const RESTARTS_MAX: u32 = 8;
+
+/// The shortest epoch time is this multiple of the time that an epoch takes.
+const MARGIN: u32 = 10;
+
+/// The epoch time if the blocks allow it.
+const EPOCH_TIME: Duration = Duration::from_secs(1);
+
+/// Returns the shortest epoch time for `nodes` nodes, if a read or a write of one block takes
+/// `block_time`: ten times the duration of three phases, each of which accesses all blocks.
+#[must_use]
+pub fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
+    let blocks = u32::try_from(nodes).unwrap_or(u32::MAX).saturating_mul(3 * MARGIN);
+    block_time.saturating_mul(blocks)
+}
+
+/// Returns the epoch time: the `configured` one, or else 1 s or the shortest possible one, whichever
+/// is longer.
+///
+/// # Errors
+/// If the configured time is too short, in one line.
+pub fn epoch_time(
+    configured: Option<Duration>,
+    nodes: usize,
+    block_time: Duration,
+) -> Result<Duration, String> {
+    let least = epoch_time_min(nodes, block_time);
+    match configured {
+        None => Ok(least.max(EPOCH_TIME)),
+        Some(time) if time >= least => Ok(time),
+        Some(time) => Err(format!(
+            "is {}; with {nodes} nodes and {:.1} ms for a block it must be at least {}",
+            time.as_millis(),
+            block_time.as_secs_f64() * 1e3,
+            least.as_micros().div_ceil(1000),
+        )),
+    }
+}
+
+/// An operation on the blocks. The driver waits for its end: a write that the kernel still works on
+/// has not ended.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum BlockOp {
+    /// Read the blocks of all nodes, and call [`BlockElection::read`] or [`BlockElection::failed`].
+    Read,
+    /// Write the node's own block, and when it is stored call [`BlockElection::written`], otherwise
+    /// [`BlockElection::failed`].
+    Write(Block),
+}
+
+/// A leadership that a process hands over to the next process of the same node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HeldBlock {
+    /// The fields of the node's block: counter, promised, voted, value.
+    pub block: [u64; 4],
+    /// The epoch that is claimed in the store.
+    pub epoch: u64,
+    /// The end of the lease, in nanoseconds of this host's `CLOCK_BOOTTIME`.
+    pub until_nanos: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum UnderWay {
+    /// A look at the other nodes' blocks, which began at this time.
+    Look(Timestamp),
+    /// A step of the agreement.
+    Step,
+}
+
+/// One node's part in the election.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct BlockElection {
+    me: usize,
+    epoch_time: Duration,
+    /// `None` until the node's own block was read.
+    agreement: Option<Agreement>,
+    /// The latest epoch.
+    latest: u64,
+    /// The blocks of the other nodes, and when this node saw their last change, on its own clock.
+    seen: Option<(Vec<Block>, Timestamp)>,
+    /// The last value that was voted for in that epoch, and the node that cast the vote.
+    vote: Option<(usize, u64)>,
+    look_at: Timestamp,
+    renew_at: Timestamp,
+    under_way: Option<UnderWay>,
+    /// The next step of the agreement, and when the node entered the epoch.
+    step: Option<BlockOp>,
+    began: Timestamp,
+    tenure: Option<Tenure>,
+    asked: Option<Epoch>,
+    /// The highest epoch that the store is known to have used.
+    used: u64,
+    /// The requested successor, until it is written.
+    release: Option<u64>,
+    /// The time until which this node leaves the lease to others.
+    resting_until: Timestamp,
+    /// The number of attempts to lead that this node has given up since another node has led.
+    given_up: u32,
+    #[cfg(test)]
+    pub(crate) broken: Option<LeaseRule>,
+}
+
+impl BlockElection {
+    /// Returns the part of node `me`, counted from 0, with this [epoch time](epoch_time), which must
+    /// be the same on all nodes.
+    #[must_use]
+    pub fn new(me: usize, epoch_time: Duration) -> Self {
+        Self {
+            me,
+            epoch_time,
+            agreement: None,
+            latest: 0,
+            seen: None,
+            vote: None,
+            look_at: Timestamp(0),
+            renew_at: NEVER,
+            under_way: None,
+            step: None,
+            began: Timestamp(0),
+            tenure: None,
+            asked: None,
+            used: 0,
+            release: None,
+            resting_until: Timestamp(0),
+            given_up: 0,
+            #[cfg(test)]
+            broken: None,
+        }
+    }
+
+    /// Returns the part of a process that continues the leadership of the previous process of this
+    /// node. The claim is repeated; the process must use the same identity.
+    #[must_use]
+    pub fn resume(me: usize, epoch_time: Duration, held: &HeldBlock, now: Timestamp) -> Self {
+        let [counter, promised, voted, value] = held.block;
+        let agreement = Agreement::won(me, Block { counter, promised, voted, value });
+        Self {
+            agreement: Some(agreement),
+            latest: counter,
+            vote: Some((me, value)),
+            look_at: NEVER,
+            renew_at: now,
+            tenure: Some(Tenure::new(held.epoch, Timestamp(held.until_nanos))),
+            ..Self::new(me, epoch_time)
+        }
+    }
+
+    /// Returns the leadership for the next process of this node, if this node serves and is within no
+    /// epoch. Afterwards this process must not use the machine.
+    #[must_use]
+    pub fn hand_over(&self, now: Timestamp) -> Option<HeldBlock> {
+        let Role::Leader(epoch, until) = self.role(now) else { return None };
+        let is_settled = self.under_way.is_none() && self.step.is_none();
+        let agreement = self.agreement.as_ref().filter(|agreement| is_settled && agreement.has_won())?;
+        let Block { counter, promised, voted, value } = agreement.block();
+        Some(HeldBlock { block: [counter, promised, voted, value], epoch: epoch.0, until_nanos: until.0 })
+    }
+
+    /// Returns this node's part at `now`.
+    #[must_use]
+    pub fn role(&self, now: Timestamp) -> Role {
+        let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
+        tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
+    }
+
+    /// Returns the node that leads, or is about to, as far as this node has seen.
+    #[must_use]
+    pub fn leader(&self) -> Option<usize> {
+        let (_, value) = self.vote?;
+        usize::try_from(value).ok().filter(|_| value != NOBODY)
+    }
+
+    /// Makes the leader step down for node `to`, or any other node if `to` is `None`. It serves no
+    /// longer as soon as this returns, so it must have stored its changes before. Without leadership
+    /// this does nothing.
+    pub fn step_down(&mut self, to: Option<usize>) {
+        if self.tenure.is_some() && to != Some(self.me) {
+            self.release = Some(to.map_or(NOBODY, |node| node as u64));
+        }
+    }
+
+    /// Makes the node read the blocks at once.
+    pub fn look(&mut self, now: Timestamp) {
+        self.look_at = self.look_at.min(now);
+    }
+
+    /// Returns what to do now.
+    pub fn next(&mut self, now: Timestamp) -> Action<BlockOp> {
+        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+            self.lose(now);
+        }
+        if self.asked.is_none()
+            && let Some(epoch) = self.tenure.as_mut().and_then(|tenure| tenure.begin_claim(now))
+        {
+            self.asked = Some(epoch);
+            return Action::Claim(epoch);
+        }
+        let lapse = self.tenure.as_ref().map_or(NEVER, |tenure| tenure.until).min(self.claim_due());
+        if self.under_way.is_some() {
+            return Action::Wait(lapse);
+        }
+        if self.step.is_none() {
+            match self.entry_at() {
+                _ if self.agreement.is_none() || now >= self.look_at => {
+                    self.under_way = Some(UnderWay::Look(now));
+                    return Action::Do(BlockOp::Read);
+                }
+                at if now >= at => self.enter(now),
+                at => return Action::Wait(at.min(self.look_at).min(lapse)),
+            }
+        }
+        match self.step.take() {
+            Some(op) => {
+                self.under_way = Some(UnderWay::Step);
+                Action::Do(op)
+            }
+            None => Action::Wait(self.look_at.min(lapse)),
+        }
+    }
+
+    /// Takes the blocks of all nodes, in the order of their numbers.
+    ///
+    /// # Errors
+    /// [`Usurped`]; this node must stop.
+    ///
+    /// # Panics
+    /// If there is no block of this node.
+    pub fn read(&mut self, now: Timestamp, blocks: &[Block]) -> Result<(), Usurped> {
+        let under_way = self.under_way.take();
+        let is_step = under_way == Some(UnderWay::Step);
+        let own = blocks[self.me];
+        let agreement = self.agreement.get_or_insert_with(|| Agreement::new(self.me, own));
+        let target = agreement.counter();
+        let is_outdated = is_step
+            && agreement.is_entering()
+            && self.seen.as_ref().is_some_and(|(seen, _)| {
+                let mut pairs = blocks.iter().zip(seen).enumerate().filter(|(node, _)| *node != self.me);
+                pairs.any(|(_, (now, seen))| now != seen && (now.counter, seen.counter) != (target, target))
+            });
+        let is_outdated = is_outdated && self.keeps(LeaseRule::GiveUp);
+        let Some(agreement) = self.agreement.as_mut().filter(|_| is_step) else {
+            self.note(now, blocks);
+            self.look_at = match under_way {
+                _ if self.tenure.is_some() => NEVER,
+                // A slow look, or one before this host was suspended, is too old to act on.
+                Some(UnderWay::Look(began)) if now.since(began) > self.epoch_time / 2 => now,
+                _ => now + self.epoch_time / 2,
+            };
+            return Ok(());
+        };
+        if is_outdated {
+            agreement.failed();
+            self.note(now, blocks);
+            self.given_up = self.given_up.wrapping_add(1);
+            self.stand_by(now);
+            return Ok(());
+        }
+        let step = agreement.read(blocks)?;
+        self.note(now, blocks);
+        self.follow(now, step);
+        Ok(())
+    }
+
+    /// Continues after the node's own block was stored.
+    pub fn written(&mut self, now: Timestamp) {
+        self.under_way = None;
+        if let Some(agreement) = &mut self.agreement {
+            let step = agreement.written();
+            self.follow(now, step);
+        }
+    }
+
+    /// Notes that the operation under way has failed. A write may have been executed.
+    pub fn failed(&mut self, now: Timestamp) {
+        let is_step = self.under_way.take() == Some(UnderWay::Step);
+        if let Some(agreement) = self.agreement.as_mut().filter(|_| is_step) {
+            agreement.failed();
+        }
+        self.retry(now);
+    }
+
+    /// Takes the outcome of the claim.
+    pub fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
+        let (asked, retry) = (self.asked.take(), now + retry_delay(self.lease()));
+        if let Claimed::Fenced(epoch) = outcome {
+            self.used = self.used.max(epoch.0);
+        }
+        if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
+            tenure.claimed(outcome, retry);
+        }
+    }
+
+    /// Notes the latest epoch and its vote, and whether another node's block has changed.
+    fn note(&mut self, now: Timestamp, blocks: &[Block]) {
+        self.latest = latest_epoch(blocks);
+        self.vote = highest_vote(blocks, self.latest);
+        let mut others = blocks.to_vec();
+        others[self.me] = Block::default();
+        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != others) {
+            self.seen = Some((others, now));
+            if self.vote.is_some_and(|(voter, value)| voter as u64 == value) {
+                self.given_up = 0;
+            }
+        }
+    }
+
+    /// Returns when to enter an epoch.
+    fn entry_at(&self) -> Timestamp {
+        match &self.tenure {
+            Some(tenure) => match tenure.claim {
+                _ if self.release.is_some() => self.renew_at.min(self.began + self.epoch_time / 8),
+                Claim::Fenced(_) => self.renew_at.min(self.began + self.epoch_time / 8),
+                _ => self.renew_at,
+            },
+            None => self.resting_until.max(self.take_at()),
+        }
+    }
+
+    /// Returns from when this standby may take the lease.
+    fn take_at(&self) -> Timestamp {
+        let is_free = match self.vote {
+            Some((voter, value)) => voter != self.me && (value == self.me as u64 || value == NOBODY),
+            None => self.latest == 0,
+        };
+        if is_free || !self.keeps(LeaseRule::Patience) {
+            return Timestamp(0);
+        }
+        // Standbys do not all begin at the same time. Those that have disturbed each other wait for
+        // other times than before, because their clocks may differ by just the difference.
+        let node = u32::try_from(self.me).unwrap_or(0);
+        let turn = node.wrapping_add(self.given_up.wrapping_mul(2 * node + 1)) % TURNS;
+        let patience = self.lease() + self.epoch_time / 8 * turn;
+        self.seen.as_ref().map_or(NEVER, |(_, at)| *at + patience)
+    }
+
+    /// Enters an epoch: of this leader's renewal or release, or of this standby's attempt.
+    fn enter(&mut self, now: Timestamp) {
+        let Some(agreement) = &mut self.agreement else { return };
+        self.began = now;
+        let me = self.me as u64;
+        let value = if self.tenure.is_some() { self.release.unwrap_or(me) } else { me };
+        let is_fenced = matches!(&self.tenure, Some(Tenure { claim: Claim::Fenced(_), .. }));
+        let next = if self.tenure.is_some() && !is_fenced { agreement.enter_next(value) } else { None };
+        // A leader that has offered this node the lease has voted for it in the latest epoch.
+        let is_offered =
+            self.tenure.is_none() && self.vote.is_some_and(|(voter, to)| voter != self.me && to == me);
+        let latest = self.latest.max(agreement.block().counter).max(self.used);
+        let counter = match &self.tenure {
+            // Another node may have become the leader in an epoch that this leader has not finished.
+            Some(_) if !agreement.has_won() => agreement.counter(),
+            None if is_offered && self.latest == latest => latest,
+            _ => latest.saturating_add(1),
+        };
+        let step = next.unwrap_or_else(|| agreement.enter(counter, value));
+        self.follow(now, step);
+    }
+
+    fn follow(&mut self, now: Timestamp, step: Step) {
+        let Some(agreement) = &mut self.agreement else { return };
+        match step {
+            Step::Write(_) if agreement.restarts() > RESTARTS_MAX => {
+                agreement.failed();
+                self.retry(now);
+            }
+            Step::Write(block) => self.step = Some(BlockOp::Write(block)),
+            Step::Read => self.step = Some(BlockOp::Read),
+            Step::Decided(value) if value == self.me as u64 => {
+                let counter = agreement.block().counter;
+                self.has_won(now, counter);
+            }
+            Step::Decided(_) | Step::Suspended { .. } => self.stand_by(now),
+        }
+    }
+
+    /// Leaves the lease to the others, and begins to wait.
+    fn stand_by(&mut self, now: Timestamp) {
+        self.lose(now);
+        self.look_at = now + self.epoch_time / 2;
+        if let Some((_, at)) = &mut self.seen {
+            *at = now;
+        }
+    }
+
+    /// Begins or renews the leadership after the epoch `counter` was decided for this node.
+    fn has_won(&mut self, now: Timestamp, counter: u64) {
+        let counted_from = if self.keeps(LeaseRule::CountFromBefore) { self.began } else { now };
+        let until = counted_from + serving(self.lease());
+        match &mut self.tenure {
+            Some(tenure) if !matches!(tenure.claim, Claim::Fenced(_)) => tenure.until = until,
+            other => *other = Some(Tenure::new(counter, until)),
+        }
+        (self.renew_at, self.look_at) = (self.began + self.epoch_time, NEVER);
+    }
+
+    fn lose(&mut self, now: Timestamp) {
+        (self.tenure, self.renew_at, self.look_at) = (None, NEVER, now);
+        if self.release.take().is_some() {
+            self.resting_until = now + self.lease();
+        }
+    }
+
+    /// Repeats a failed operation after a while.
+    fn retry(&mut self, now: Timestamp) {
+        let at = now + self.epoch_time / 8;
+        match self.tenure {
+            Some(_) => (self.renew_at, self.began) = (at, now),
+            None => (self.look_at, self.resting_until) = (at, self.resting_until.max(at)),
+        }
+    }
+
+    fn lease(&self) -> Duration {
+        self.epoch_time * LEASE_EPOCHS
+    }
+
+    /// Returns when a failed claim is due again.
+    fn claim_due(&self) -> Timestamp {
+        match &self.tenure {
+            Some(Tenure { claim: Claim::Wanted(at), .. }) if self.asked.is_none() => *at,
+            _ => NEVER,
+        }
+    }
+
+    #[cfg(test)]
+    fn keeps(&self, rule: LeaseRule) -> bool {
+        self.broken != Some(rule)
+    }
+
+    #[cfg(not(test))]
+    fn keeps(&self, _: LeaseRule) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_secs(8);
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp(secs * 1_000_000_000)
+    }
+
+    /// Executes the node's operations at `now` until it waits. Claims are granted.
+    fn run(node: &mut BlockElection, disk: &mut [Block], now: Timestamp) -> Vec<BlockOp> {
+        let mut ops = Vec::new();
+        loop {
+            match node.next(now) {
+                Action::Do(op) => {
+                    match &op {
+                        BlockOp::Read => node.read(now, disk).unwrap(),
+                        BlockOp::Write(block) => {
+                            disk[node.me] = *block;
+                            node.written(now);
+                        }
+                    }
+                    ops.push(op);
+                }
+                Action::Claim(_) => node.claimed(now, Claimed::Granted),
+                Action::Wait(_) => return ops,
+            }
+        }
+    }
+
+    fn nodes() -> (BlockElection, BlockElection, [Block; 2]) {
+        (BlockElection::new(0, T), BlockElection::new(1, T), [Block::default(); 2])
+    }
+
+    #[test]
+    fn a_leader_renews_by_one_write_and_one_read_and_keeps_its_claim() {
+        let (mut a, mut b, mut disk) = nodes();
+        run(&mut a, &mut disk, at(100));
+        assert_eq!(a.role(at(100)), Role::Leader(Epoch(1), at(116)));
+        run(&mut b, &mut disk, at(3));
+        assert_eq!((b.role(at(3)), b.leader()), (Role::Standby, Some(0)));
+        let ops = run(&mut a, &mut disk, at(108));
+        assert!(matches!(ops[..], [BlockOp::Write(_), BlockOp::Read]), "{ops:?}");
+        assert_eq!((a.role(at(108)), disk[0].counter), (Role::Leader(Epoch(1), at(124)), 2));
+    }
+
+    #[test]
+    fn a_standby_takes_over_after_three_epoch_times_without_a_new_epoch() {
+        let (mut a, mut b, mut disk) = nodes();
+        run(&mut a, &mut disk, at(100));
+        run(&mut b, &mut disk, at(3));
+        run(&mut b, &mut disk, at(27));
+        assert_eq!(b.role(at(27)), Role::Standby);
+        run(&mut b, &mut disk, at(28));
+        assert_eq!(b.role(at(28)), Role::Leader(Epoch(2), at(44)));
+        run(&mut a, &mut disk, at(108));
+        assert_eq!(a.role(at(108)), Role::Standby);
+    }
+
+    #[test]
+    fn a_node_that_returns_is_suspended() {
+        let (mut a, _, mut disk) = nodes();
+        run(&mut a, &mut disk, at(100));
+        let mut returned = BlockElection::new(0, T);
+        run(&mut returned, &mut disk, at(101));
+        assert_eq!(returned.role(at(101)), Role::Standby);
+        run(&mut returned, &mut disk, at(125));
+        assert_eq!(returned.role(at(125)), Role::Leader(Epoch(2), at(141)));
+    }
+
+    #[test]
+    fn a_leader_steps_down_for_its_successor() {
+        for to in [Some(1), None] {
+            let (mut a, mut b, mut disk) = nodes();
+            run(&mut a, &mut disk, at(100));
+            run(&mut b, &mut disk, at(3));
+            a.step_down(to);
+            assert_eq!(a.role(at(102)), Role::Standby);
+            run(&mut a, &mut disk, at(102));
+            b.look(at(5));
+            run(&mut b, &mut disk, at(5));
+            assert!(matches!(b.role(at(5)), Role::Leader(Epoch(2 | 3), _)), "{to:?}: {b:?}");
+            a.look(at(103));
+            run(&mut a, &mut disk, at(103));
+            assert_eq!((a.role(at(103)), a.leader()), (Role::Standby, Some(1)));
+        }
+    }
+
+    #[test]
+    fn a_leadership_continues_in_the_next_process() {
+        let (mut a, _, mut disk) = nodes();
+        run(&mut a, &mut disk, at(100));
+        let held = a.hand_over(at(101)).unwrap();
+        let mut next = BlockElection::resume(0, T, &held, at(102));
+        let ops = run(&mut next, &mut disk, at(102));
+        assert!(matches!(ops[..], [BlockOp::Write(_), BlockOp::Read]), "{ops:?}");
+        assert_eq!(next.role(at(102)), Role::Leader(Epoch(1), at(118)));
+    }
+
+    #[test]
+    fn the_epoch_time_follows_from_the_time_of_a_block() {
+        let block = Duration::from_millis(4);
+        assert_eq!(epoch_time_min(5, block), Duration::from_millis(600));
+        assert_eq!(epoch_time(None, 5, block), Ok(Duration::from_secs(1)));
+        assert_eq!(epoch_time(None, 5, block * 10), Ok(Duration::from_secs(6)));
+        assert_eq!(epoch_time(Some(Duration::from_millis(600)), 5, block), Ok(Duration::from_millis(600)));
+        assert_eq!(
+            epoch_time(Some(Duration::from_millis(100)), 5, block).unwrap_err(),
+            "is 100; with 5 nodes and 4.0 ms for a block it must be at least 600"
+        );
+    }
+}

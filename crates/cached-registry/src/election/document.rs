@@ -1,0 +1,554 @@
+//! Election by a document that the leader renews by compare-and-set.
+//!
+//! The document names the leader and its epoch, and has a number that rises with each renewal. Every
+//! write requires the revision that the host has seen last, so of two hosts only one succeeds, and a
+//! delayed write lands only if nobody has written since. A host that does not know whether its write
+//! has landed reads the document; the lease then counts from before the first of its equal
+//! attempts.
+
+use std::time::Duration;
+
+use blocker::{Epoch, Timestamp, WriterId};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::tenure::{Claim, Tenure};
+use super::{Action, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use crate::document::{Expect, Revision};
+
+/// A host that may lead.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Candidate {
+    /// The host's name among the candidates.
+    pub node: String,
+    /// The address at which clients reach the host, for others to read.
+    pub address: String,
+    /// The identity with which this process claims epochs.
+    pub writer: WriterId,
+}
+
+/// The leader's document.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LeaderDocument {
+    /// The epoch of this leadership.
+    pub epoch: u64,
+    /// The leader's name.
+    pub node: String,
+    /// The address at which clients reach the leader.
+    pub address: String,
+    /// The leader's identity.
+    #[serde(with = "writer_text")]
+    pub writer: WriterId,
+    /// The number of the renewal.
+    pub renewal: u64,
+    /// Whether the leader has stepped down, and for whom.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Release>,
+}
+
+/// The successor of a leader that has stepped down.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Release {
+    /// Any other host.
+    Anyone,
+    /// The host of this name; others wait until the lease has ended.
+    To(String),
+}
+
+impl LeaderDocument {
+    /// Returns the document's value.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("texts and numbers are valid JSON").into()
+    }
+
+    /// Reads a document's value.
+    ///
+    /// # Errors
+    /// The reason why it is not a leader's document.
+    pub fn decode(value: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(value).map_err(|error| format!("the leader's document is malformed: {error}"))
+    }
+}
+
+mod writer_text {
+    use blocker::WriterId;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(writer: &WriterId, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(writer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<WriterId, D::Error> {
+        let text = String::deserialize(from)?;
+        let writer = u128::from_str_radix(&text, 16);
+        writer.map(WriterId).map_err(|_| D::Error::custom("the writer must be a hexadecimal number"))
+    }
+}
+
+/// An operation on the leader's document.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum DocumentOp {
+    /// Read it, and call [`DocumentElection::read`] or [`DocumentElection::read_failed`].
+    Read,
+    /// Write it if it still has the expected revision, and call [`DocumentElection::written`].
+    Write(LeaderDocument, Expect),
+}
+
+/// The outcome of a write of the document.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Written {
+    /// The document has this revision now.
+    Done(Revision),
+    /// The document has another revision than expected.
+    Conflict,
+    /// The write may have landed, or may still land.
+    Unknown,
+    /// Nothing was changed.
+    Failed,
+}
+
+/// A leadership that a process hands over to the next process of the same host.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Held {
+    /// The leader's document, with the identity that the next process goes on to use.
+    pub document: LeaderDocument,
+    /// The revision of the document.
+    pub revision: u64,
+    /// The end of the lease, in nanoseconds of this host's `CLOCK_BOOTTIME`.
+    pub until_nanos: u64,
+}
+
+/// A standby looks at the document this often during a lease.
+const LOOKS: u32 = 10;
+/// The leader renews its lease this often before it would end.
+const RENEWALS: u32 = 5;
+
+/// One host's part in the election.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct DocumentElection {
+    me: Candidate,
+    lease: Duration,
+    seen: Option<Seen>,
+    /// The time of the next read.
+    look_at: Timestamp,
+    /// The time of the next renewal by this leader.
+    renew_at: Timestamp,
+    under_way: Option<UnderWay>,
+    /// A write that may have landed, or may still land.
+    unresolved: Option<Attempt>,
+    tenure: Option<Tenure>,
+    /// The epoch that the store is being asked for.
+    asked: Option<Epoch>,
+    /// The highest epoch that the store is known to have used.
+    used: u64,
+    /// The requested release, until it is written.
+    release: Option<Release>,
+    /// The time until which this host leaves the lease to others.
+    resting_until: Timestamp,
+    #[cfg(test)]
+    pub(crate) broken: Option<LeaseRule>,
+}
+
+/// The document as this host has seen it last, and when it saw it first, on its own clock.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Seen {
+    found: Option<(Revision, LeaderDocument)>,
+    at: Timestamp,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum UnderWay {
+    Read,
+    Write(Attempt),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Attempt {
+    /// The time before the first attempt to write this document.
+    began: Timestamp,
+    document: LeaderDocument,
+}
+
+impl DocumentElection {
+    /// Returns the part of `me` in an election with this lease, which must be the same on all
+    /// hosts.
+    #[must_use]
+    pub fn new(me: Candidate, lease: Duration) -> Self {
+        Self {
+            me,
+            lease,
+            seen: None,
+            look_at: Timestamp(0),
+            renew_at: NEVER,
+            under_way: None,
+            unresolved: None,
+            tenure: None,
+            asked: None,
+            used: 0,
+            release: None,
+            resting_until: Timestamp(0),
+            #[cfg(test)]
+            broken: None,
+        }
+    }
+
+    /// Returns the part of a process that continues the leadership of the previous process of this
+    /// host. The claim is repeated, with the same identity and epoch.
+    #[must_use]
+    pub fn resume(held: Held, lease: Duration, now: Timestamp) -> Self {
+        let LeaderDocument { node, address, writer, epoch, .. } = held.document.clone();
+        let mut resumed = Self::new(Candidate { node, address, writer }, lease);
+        let until = Timestamp(held.until_nanos);
+        resumed.seen = Some(Seen { found: Some((Revision(held.revision), held.document)), at: now });
+        resumed.tenure = Some(Tenure::new(epoch, until));
+        (resumed.look_at, resumed.renew_at) = (NEVER, now);
+        resumed
+    }
+
+    /// Returns the leadership for the next process of this host, if this host serves and no write is
+    /// under way. Afterwards this process must not use the machine.
+    #[must_use]
+    pub fn hand_over(&self, now: Timestamp) -> Option<Held> {
+        let Role::Leader(_, until) = self.role(now) else { return None };
+        let is_settled = self.under_way.is_none() && self.unresolved.is_none();
+        let (revision, document) = self.seen.as_ref()?.found.clone().filter(|_| is_settled)?;
+        Some(Held { document, revision: revision.0, until_nanos: until.0 })
+    }
+
+    /// Returns this host's part at `now`.
+    #[must_use]
+    pub fn role(&self, now: Timestamp) -> Role {
+        let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
+        tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
+    }
+
+    /// Returns the document as this host has seen it last.
+    #[must_use]
+    pub fn leader(&self) -> Option<&LeaderDocument> {
+        self.seen.as_ref()?.found.as_ref().map(|(_, document)| document)
+    }
+
+    /// Makes the leader step down. It serves no longer as soon as this returns, so it must have
+    /// stored its changes before. Without leadership this does nothing.
+    pub fn step_down(&mut self, release: Release) {
+        if self.tenure.is_some() {
+            self.release = Some(release);
+        }
+    }
+
+    /// Makes the host read the document at once, for example because a watch has reported a change.
+    pub fn look(&mut self, now: Timestamp) {
+        self.look_at = self.look_at.min(now);
+    }
+
+    /// Returns what to do now.
+    pub fn next(&mut self, now: Timestamp) -> Action<DocumentOp> {
+        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+            self.lose(now);
+        }
+        if self.asked.is_none()
+            && let Some(epoch) = self.tenure.as_mut().and_then(|tenure| tenure.begin_claim(now))
+        {
+            self.asked = Some(epoch);
+            return Action::Claim(epoch);
+        }
+        let lapse = self.tenure.as_ref().map_or(NEVER, |tenure| tenure.until);
+        if self.under_way.is_some() {
+            return Action::Wait(lapse.min(self.claim_due()));
+        }
+        if self.seen.is_none() || now >= self.look_at {
+            self.under_way = Some(UnderWay::Read);
+            return Action::Do(DocumentOp::Read);
+        }
+        match self.next_document(now) {
+            Ok(document) => Action::Do(self.write(now, document)),
+            Err(at) => Action::Wait(at.min(self.look_at).min(lapse).min(self.claim_due())),
+        }
+    }
+
+    /// Takes the document that was read; `None` if there is none.
+    pub fn read(&mut self, now: Timestamp, found: Option<(Revision, LeaderDocument)>) {
+        self.under_way = None;
+        if self.seen.as_ref().is_none_or(|seen| seen.found != found) {
+            self.seen = Some(Seen { found: found.clone(), at: now });
+            self.resolve(now, found.map(|(_, document)| document));
+        }
+        self.look_at = if self.tenure.is_some() { NEVER } else { now + self.lease / LOOKS };
+    }
+
+    /// Notes that the document could not be read.
+    pub fn read_failed(&mut self, now: Timestamp) {
+        self.under_way = None;
+        self.look_at = now + retry_delay(self.lease);
+    }
+
+    /// Takes the outcome of a write.
+    pub fn written(&mut self, now: Timestamp, outcome: Written) {
+        let Some(UnderWay::Write(attempt)) = self.under_way.take() else { return };
+        match outcome {
+            Written::Done(revision) => {
+                self.unresolved = None;
+                let found = Some((revision, attempt.document.clone()));
+                self.seen = Some(Seen { found, at: now });
+                self.has_landed(now, attempt);
+            }
+            // Another host's write, or an earlier one of this host whose outcome was unknown.
+            Written::Conflict => self.look_at = now,
+            Written::Unknown => {
+                self.unresolved = Some(attempt);
+                self.look_at = now;
+            }
+            Written::Failed => {
+                self.renew_at = self.renew_at.max(now + retry_delay(self.lease));
+                self.look_at = self.look_at.min(self.renew_at);
+            }
+        }
+    }
+
+    /// Takes the outcome of the claim.
+    pub fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
+        let asked = self.asked.take();
+        if let Claimed::Fenced(epoch) = outcome {
+            self.used = self.used.max(epoch.0);
+        }
+        if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
+            tenure.claimed(outcome, now + retry_delay(self.lease));
+        }
+    }
+
+    /// Returns the document to write now, or the time to ask again.
+    fn next_document(&self, now: Timestamp) -> Result<LeaderDocument, Timestamp> {
+        let current = self.leader();
+        let Some(tenure) = &self.tenure else {
+            let at = self.take_at();
+            let epoch = current.map_or(0, |document| document.epoch).max(self.used);
+            return if now >= at { Ok(self.document(epoch + 1, 0)) } else { Err(at) };
+        };
+        let renewal = current.map_or(0, |document| document.renewal) + 1;
+        match (&self.release, tenure.claim) {
+            (Some(release), _) => {
+                let document = self.document(tenure.epoch.0, renewal);
+                Ok(LeaderDocument { release: Some(release.clone()), ..document })
+            }
+            (None, Claim::Fenced(_)) => Ok(self.document(self.used.max(tenure.epoch.0) + 1, 0)),
+            _ if now >= self.renew_at => Ok(self.document(tenure.epoch.0, renewal)),
+            _ => Err(self.renew_at),
+        }
+    }
+
+    fn document(&self, epoch: u64, renewal: u64) -> LeaderDocument {
+        let Candidate { node, address, writer } = self.me.clone();
+        LeaderDocument { epoch, node, address, writer, renewal, release: None }
+    }
+
+    /// Returns the time from which this standby may take the lease.
+    fn take_at(&self) -> Timestamp {
+        let Some(Seen { found, at }) = &self.seen else { return NEVER };
+        let Some((_, document)) = found else { return self.resting_until };
+        let is_offered = match &document.release {
+            Some(Release::Anyone) => document.writer != self.me.writer,
+            Some(Release::To(node)) => *node == self.me.node,
+            // This host's own lease, which has lapsed.
+            None => document.writer == self.me.writer,
+        };
+        if is_offered || !self.keeps(LeaseRule::Patience) {
+            return self.resting_until;
+        }
+        self.resting_until.max(*at + self.lease)
+    }
+
+    fn write(&mut self, now: Timestamp, document: LeaderDocument) -> DocumentOp {
+        let earlier = self.unresolved.as_ref().filter(|attempt| attempt.document == document);
+        let began = earlier.map_or(now, |attempt| attempt.began);
+        self.under_way = Some(UnderWay::Write(Attempt { began, document: document.clone() }));
+        let found = self.seen.as_ref().and_then(|seen| seen.found.as_ref());
+        let expect = found.map_or(Expect::Absent, |(revision, _)| Expect::At(*revision));
+        DocumentOp::Write(document, expect)
+    }
+
+    /// Finds out from a changed document whether the lease is still this host's.
+    fn resolve(&mut self, now: Timestamp, found: Option<LeaderDocument>) {
+        let attempt = self.unresolved.take();
+        if let Some(attempt) = attempt.filter(|attempt| found.as_ref() == Some(&attempt.document)) {
+            return self.has_landed(now, attempt);
+        }
+        let epoch = self.tenure.as_ref().map(|tenure| tenure.epoch.0);
+        let is_ours = found.is_some_and(|found| found.writer == self.me.writer && Some(found.epoch) == epoch);
+        if !is_ours && self.tenure.is_some() {
+            self.lose(now);
+        }
+    }
+
+    fn has_landed(&mut self, now: Timestamp, Attempt { began, document }: Attempt) {
+        if document.release.is_some() {
+            return self.lose(now);
+        }
+        let counted_from = if self.keeps(LeaseRule::CountFromBefore) { began } else { now };
+        let until = counted_from + serving(self.lease);
+        match &mut self.tenure {
+            Some(tenure) if tenure.epoch.0 == document.epoch => tenure.until = until,
+            other => *other = Some(Tenure::new(document.epoch, until)),
+        }
+        self.renew_at = began + self.lease / RENEWALS;
+        self.look_at = NEVER;
+    }
+
+    fn lose(&mut self, now: Timestamp) {
+        (self.tenure, self.renew_at, self.look_at) = (None, NEVER, now);
+        if self.release.take().is_some() {
+            self.resting_until = now + self.lease;
+        }
+    }
+
+    /// Returns when a failed claim is due again.
+    fn claim_due(&self) -> Timestamp {
+        match &self.tenure {
+            Some(Tenure { claim: Claim::Wanted(at), .. }) if self.asked.is_none() => *at,
+            _ => NEVER,
+        }
+    }
+
+    /// Counts the lease of the document that was read last from another time.
+    #[cfg(test)]
+    pub(crate) fn count_from(&mut self, at: Timestamp) {
+        self.seen.as_mut().unwrap().at = at;
+    }
+
+    #[cfg(test)]
+    fn keeps(&self, rule: LeaseRule) -> bool {
+        self.broken != Some(rule)
+    }
+
+    #[cfg(not(test))]
+    fn keeps(&self, _: LeaseRule) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp(secs * 1_000_000_000)
+    }
+
+    fn host(node: &str, writer: u128) -> DocumentElection {
+        let me = Candidate { node: node.into(), address: format!("{node}:1"), writer: WriterId(writer) };
+        DocumentElection::new(me, LEASE)
+    }
+
+    /// Lets the host read `found` and returns the document that it then writes at `now`.
+    fn takes(
+        host: &mut DocumentElection,
+        now: Timestamp,
+        found: Option<(Revision, LeaderDocument)>,
+    ) -> Option<LeaderDocument> {
+        host.look(now);
+        assert_eq!(host.next(now), Action::Do(DocumentOp::Read));
+        host.read(now, found);
+        match host.next(now) {
+            Action::Do(DocumentOp::Write(document, _)) => Some(document),
+            _ => None,
+        }
+    }
+
+    fn lead(host: &mut DocumentElection, now: Timestamp, revision: u64) -> LeaderDocument {
+        let document = takes(host, now, None).unwrap();
+        host.written(now, Written::Done(Revision(revision)));
+        assert_eq!(host.next(now), Action::Claim(Epoch(document.epoch)));
+        host.claimed(now, Claimed::Granted);
+        document
+    }
+
+    #[test]
+    fn a_leader_serves_two_thirds_of_its_lease_and_a_standby_waits_for_all_of_it() {
+        let (mut a, mut b) = (host("a", 1), host("b", 2));
+        let document = lead(&mut a, at(100), 7);
+        assert_eq!(a.role(at(119)), Role::Leader(Epoch(1), at(120)));
+        assert_eq!(a.role(at(120)), Role::Standby);
+        // The standby's clock is another one.
+        let found = Some((Revision(7), document));
+        assert_eq!(takes(&mut b, at(5), found.clone()), None);
+        assert_eq!(takes(&mut b, at(34), found.clone()), None);
+        assert_eq!(takes(&mut b, at(35), found).unwrap().epoch, 2);
+    }
+
+    #[test]
+    fn a_renewal_with_an_unknown_outcome_counts_from_its_first_attempt() {
+        let mut a = host("a", 1);
+        let document = lead(&mut a, at(100), 7);
+        let Action::Do(DocumentOp::Write(renewed, Expect::At(Revision(7)))) = a.next(at(106)) else {
+            panic!("a renewal is expected")
+        };
+        a.written(at(110), Written::Unknown);
+        assert_eq!(a.next(at(110)), Action::Do(DocumentOp::Read));
+        a.read(at(111), Some((Revision(7), document)));
+        assert_eq!(a.next(at(111)), Action::Do(DocumentOp::Write(renewed.clone(), Expect::At(Revision(7)))));
+        a.written(at(112), Written::Conflict);
+        assert_eq!(a.next(at(112)), Action::Do(DocumentOp::Read));
+        a.read(at(112), Some((Revision(8), renewed)));
+        assert_eq!(a.role(at(112)), Role::Leader(Epoch(1), at(126)));
+    }
+
+    #[test]
+    fn a_released_lease_is_taken_at_once_by_the_host_that_it_is_released_to() {
+        let (mut a, mut b, mut c) = (host("a", 1), host("b", 2), host("c", 3));
+        lead(&mut a, at(0), 7);
+        a.step_down(Release::To("b".into()));
+        assert_eq!(a.role(at(1)), Role::Standby);
+        let Action::Do(DocumentOp::Write(released, _)) = a.next(at(1)) else {
+            panic!("a release is expected")
+        };
+        a.written(at(1), Written::Done(Revision(8)));
+        let found = Some((Revision(8), released));
+        assert_eq!(takes(&mut a, at(1), found.clone()), None);
+        assert_eq!(takes(&mut c, at(1), found.clone()), None);
+        assert_eq!(takes(&mut b, at(1), found).unwrap().epoch, 2);
+    }
+
+    #[test]
+    fn a_fenced_claim_is_followed_by_a_higher_epoch() {
+        let mut a = host("a", 1);
+        takes(&mut a, at(0), None).unwrap();
+        a.written(at(0), Written::Done(Revision(1)));
+        assert_eq!(a.next(at(0)), Action::Claim(Epoch(1)));
+        assert_eq!(a.role(at(0)), Role::Taking(Epoch(1)));
+        a.claimed(at(1), Claimed::Fenced(Epoch(9)));
+        let Action::Do(DocumentOp::Write(document, Expect::At(Revision(1)))) = a.next(at(1)) else {
+            panic!("a document is expected")
+        };
+        assert_eq!(document.epoch, 10);
+        a.written(at(1), Written::Done(Revision(2)));
+        assert_eq!(a.next(at(1)), Action::Claim(Epoch(10)));
+    }
+
+    #[test]
+    fn a_leadership_continues_in_the_next_process() {
+        let mut a = host("a", 1);
+        lead(&mut a, at(0), 7);
+        let held = a.hand_over(at(3)).unwrap();
+        let held: Held = serde_json::from_str(&serde_json::to_string(&held).unwrap()).unwrap();
+        let mut next = DocumentElection::resume(held, LEASE, at(4));
+        assert_eq!(next.next(at(4)), Action::Claim(Epoch(1)));
+        next.claimed(at(4), Claimed::Granted);
+        assert_eq!(next.role(at(4)), Role::Leader(Epoch(1), at(20)));
+        assert!(
+            matches!(next.next(at(4)), Action::Do(DocumentOp::Write(document, _)) if document.renewal == 1)
+        );
+    }
+
+    #[test]
+    fn a_document_is_read_back_as_it_was_written() {
+        let document =
+            LeaderDocument { release: Some(Release::To("b".into())), ..host("a", 1).document(3, 4) };
+        assert_eq!(LeaderDocument::decode(&document.encode()), Ok(document));
+        let error = LeaderDocument::decode(b"{").unwrap_err();
+        assert!(error.starts_with("the leader's document is malformed: "), "{error}");
+    }
+}

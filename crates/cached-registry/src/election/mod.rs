@@ -1,0 +1,102 @@
+//! The election of the one writer: state machines without I/O and without a clock.
+//!
+//! Several hosts share a store, and one of them, the *leader*, writes to it. Two independent means
+//! keep them apart:
+//!
+//! - **Time gives liveness.** The leader renews a lease. A standby that has seen no renewal for the
+//!   duration of the lease, on its *own* clock, takes over. The leader stops serving after two
+//!   thirds of that time, on *its* own clock, counted from the moment before it sent the renewal.
+//!   No clock is ever compared with another host's; clocks may run at rates that differ by up to a
+//!   third before two hosts serve reads at the same time.
+//! - **A claim gives safety.** Each leadership has an epoch of its own. Before the leader serves, it
+//!   claims the epoch in the store, which then refuses all changes of earlier epochs, and all
+//!   claims of the same epoch by others ([`blocker::Blocker::claim`]). So whatever clocks,
+//!   networks or paused processes do, no change of an earlier leader lands after a claim.
+//!
+//! | module | content |
+//! |---|---|
+//! | `tenure` | one leadership: its epoch, its time, its claim |
+//! | `document` | [`DocumentElection`]: the lease is a document, renewed by compare-and-set |
+//! | `blocks` | [`BlockElection`]: the lease is an epoch of the [agreement](crate::agreement) on plain blocks |
+//!
+//! A driver calls `next`, executes the [`Action`], and reports the outcome by the method that the
+//! action names; then it calls `next` again. At most one operation of the registry is under way at a
+//! time, and at most one claim beside it. All times are those of [`BootClock`](crate::BootClock),
+//! read by the driver.
+
+mod blocks;
+mod document;
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod simulation_tests;
+#[cfg(test)]
+mod subject_tests;
+mod tenure;
+
+use std::time::Duration;
+
+use blocker::{Epoch, Timestamp};
+
+pub use blocks::{BlockElection, BlockOp, HeldBlock, NOBODY, epoch_time, epoch_time_min};
+pub use document::{Candidate, DocumentElection, DocumentOp, Held, LeaderDocument, Release, Written};
+
+/// What the driver of an election does next.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Action<Op> {
+    /// Execute an operation of the registry or the disk, and report its outcome.
+    Do(Op),
+    /// Claim this epoch in the store, for the writer of this election, and call `claimed`. The claim
+    /// may take long; operations and renewals continue meanwhile.
+    Claim(Epoch),
+    /// Wait until this time, or until an operation or a claim under way has ended.
+    Wait(Timestamp),
+}
+
+/// The outcome of a claim in the store.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Claimed {
+    /// The epoch is in force.
+    Granted,
+    /// This epoch is in force, or another writer has claimed it: the machine uses a higher one.
+    Fenced(Epoch),
+    /// The store could not be asked, or the outcome is unknown: the claim is repeated.
+    Failed,
+}
+
+/// The part of this host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// Another host leads, or none.
+    Standby,
+    /// This host has the lease, but not yet the claim: it must not serve.
+    Taking(Epoch),
+    /// This host leads: it serves with this epoch until this time.
+    Leader(Epoch, Timestamp),
+}
+
+/// The end of time.
+const NEVER: Timestamp = Timestamp(u64::MAX);
+
+/// Returns the time for which a leader serves after it began to renew a lease of `lease`.
+fn serving(lease: Duration) -> Duration {
+    lease / 3 * 2
+}
+
+/// Returns the delay before a failed operation is repeated.
+fn retry_delay(lease: Duration) -> Duration {
+    lease / 20
+}
+
+/// The rules of an election's clock and claim, each of which a test can break.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum LeaseRule {
+    /// A standby waits until it has seen no renewal for the duration of the lease.
+    Patience,
+    /// The leader counts its lease from before the renewal was sent.
+    CountFromBefore,
+    /// Nothing is served before the claim was granted.
+    ClaimFirst,
+    /// On blocks: an attempt is given up if another node's block has changed meanwhile.
+    GiveUp,
+}
