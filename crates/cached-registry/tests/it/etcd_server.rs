@@ -1,4 +1,4 @@
-//! Debian's etcd on a loopback port, with and without TLS.
+//! Debian's etcd on loopback ports, alone or as a cluster, with and without TLS.
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -15,7 +15,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Etcd {
     process: Child,
     pub(crate) url: String,
-    peer: u16,
+    /// The member's name and URL for the other members, and those of all members.
+    name: String,
+    peer: String,
+    cluster: String,
     dir: tempfile::TempDir,
     uses_tls: bool,
 }
@@ -41,20 +44,33 @@ pub(crate) fn free_port() -> u16 {
 }
 
 impl Etcd {
+    /// Starts a single etcd.
     pub(crate) fn start(uses_tls: bool) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        if uses_tls {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-            std::fs::write(dir.path().join("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
-            std::fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
-        }
-        let scheme = if uses_tls { "https" } else { "http" };
-        let (url, peer) = (format!("{scheme}://127.0.0.1:{}", free_port()), free_port());
-        let process = spawn(dir.path(), &url, peer, uses_tls);
-        let etcd = Self { process, url, peer, dir, uses_tls };
-        etcd.wait();
-        etcd
+        Self::cluster(1, uses_tls).pop().unwrap()
+    }
+
+    /// Starts the members of a cluster.
+    pub(crate) fn cluster(count: usize, uses_tls: bool) -> Vec<Self> {
+        let peers: Vec<String> = (0..count).map(|_| format!("http://127.0.0.1:{}", free_port())).collect();
+        let names: Vec<String> =
+            peers.iter().enumerate().map(|(index, peer)| format!("m{index}={peer}")).collect();
+        let cluster = names.join(",");
+        let member = |(index, peer): (usize, String)| {
+            let dir = tempfile::tempdir().unwrap();
+            if uses_tls {
+                let key = KeyPair::generate().unwrap();
+                let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+                std::fs::write(dir.path().join("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+                std::fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
+            }
+            let scheme = if uses_tls { "https" } else { "http" };
+            let (url, name) = (format!("{scheme}://127.0.0.1:{}", free_port()), format!("m{index}"));
+            let process = spawn(dir.path(), &url, &name, &peer, &cluster, uses_tls);
+            Self { process, url, name, peer, cluster: cluster.clone(), dir, uses_tls }
+        };
+        let members: Vec<Self> = peers.into_iter().enumerate().map(member).collect();
+        members.iter().for_each(Self::wait);
+        members
     }
 
     /// The certificate that a client must trust.
@@ -70,7 +86,8 @@ impl Etcd {
 
     /// Starts a killed etcd with the same data and address.
     pub(crate) fn restart(&mut self) {
-        self.process = spawn(self.dir.path(), &self.url, self.peer, self.uses_tls);
+        self.process =
+            spawn(self.dir.path(), &self.url, &self.name, &self.peer, &self.cluster, self.uses_tls);
         self.wait();
     }
 
@@ -113,14 +130,13 @@ impl Drop for Etcd {
     }
 }
 
-fn spawn(dir: &Path, url: &str, peer: u16, uses_tls: bool) -> Child {
+fn spawn(dir: &Path, url: &str, name: &str, peer: &str, cluster: &str, uses_tls: bool) -> Child {
     let log = std::fs::File::options().create(true).append(true).open(dir.join("log")).unwrap();
-    let peer = format!("http://127.0.0.1:{peer}");
     let mut command = Command::new("etcd");
-    command.arg("--data-dir").arg(dir.join("data"));
+    command.args(["--name", name, "--data-dir"]).arg(dir.join("data"));
     command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-    command.args(["--initial-cluster", &format!("default={peer}")]);
+    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
+    command.args(["--initial-cluster", cluster]);
     // etcd's shortest lease is one and a half times its election timeout.
     command.args(["--heartbeat-interval", "20", "--election-timeout", "200"]);
     if uses_tls {
