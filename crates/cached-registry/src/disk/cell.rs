@@ -108,7 +108,13 @@ impl Shared {
                 true
             }
         };
-        let Some(node) = self.agree(&mut state, version)? else { return Ok(false) };
+        let Some(node) = self.agree(&mut state, version)? else {
+            // Others have decided this version and gone on. A table that was proposed in this epoch may
+            // be the one that they have decided for.
+            let is_untouched = state.agreement.block().counter < version;
+            let unknown = || Error::OutcomeUnknown("other nodes have changed the table meanwhile".into());
+            return if is_untouched { Ok(false) } else { Err(unknown()) };
+        };
         let noted = Noted { version, node };
         self.disk.write_agreement(self.me, state.agreement.block(), noted)?;
         state.noted = noted;

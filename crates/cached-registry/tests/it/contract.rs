@@ -103,26 +103,41 @@ async fn changes_are_made_together(a: &Registry, b: &Registry) {
 
 async fn hosts_that_compete_lose_no_change(a: &Registry, b: &Registry) {
     const COUNT: u32 = 8;
-    let first = create(a, "count", "0").await;
-    let count = async |registry: &Registry| {
-        for _ in 0..COUNT {
+    let first = create(a, "words", "").await;
+    let read = async |registry: &Registry| {
+        let found = registry.get(&key("words")).await.unwrap().unwrap();
+        (found.revision, String::from_utf8(found.value.to_vec()).unwrap())
+    };
+    let append = async |registry: &Registry, host: &str| {
+        for number in 0..COUNT {
+            let word = format!("{host}{number} ");
             loop {
-                let found = registry.get(&key("count")).await.unwrap().unwrap();
-                let number: u32 = std::str::from_utf8(&found.value).unwrap().parse().unwrap();
-                let change = Change::put(key("count"), Expect::At(found.revision), (number + 1).to_string());
+                let (revision, text) = read(registry).await;
+                if text.contains(&word) {
+                    break;
+                }
+                let change = Change::put(key("words"), Expect::At(revision), text + &word);
                 match registry.change_if(&[change]).await {
-                    Ok(_) => break,
-                    Err(Error::Conflict { .. } | Error::Unavailable(_)) => {}
+                    Ok(_) => assert!(read(registry).await.1.contains(&word)),
+                    Err(Error::Conflict { .. } | Error::Unavailable(_)) => {
+                        assert!(!read(registry).await.1.contains(&word));
+                    }
+                    // The next read tells.
+                    Err(Error::OutcomeUnknown(_)) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
         }
     };
-    tokio::join!(count(a), count(b));
-    let found = a.get(&key("count")).await.unwrap().unwrap();
-    assert_eq!(found.value, (2 * COUNT).to_string());
-    assert!(found.revision > first);
-    a.change_if(&[Change::remove(key("count"), found.revision)]).await.unwrap();
+    tokio::join!(append(a, "a"), append(b, "b"));
+    let (revision, text) = read(a).await;
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    words.sort_unstable();
+    let expected: Vec<String> =
+        ["a", "b"].iter().flat_map(|host| (0..COUNT).map(move |number| format!("{host}{number}"))).collect();
+    assert_eq!(words, expected);
+    assert!(revision > first);
+    a.change_if(&[Change::remove(key("words"), revision)]).await.unwrap();
 }
 
 async fn watches_continue(a: &Registry, b: &Registry) {
