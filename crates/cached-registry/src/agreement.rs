@@ -34,7 +34,7 @@
 
 /// The content of one node's block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Block {
+pub(crate) struct Block {
     /// The epoch in which the node takes part; 0 for none so far.
     pub counter: u64,
     /// The ballot with which the node has entered the epoch.
@@ -48,20 +48,20 @@ pub struct Block {
 /// The vote that a node must adopt: the one with the highest ballot in epoch `counter`, as the
 /// node that cast it and the value.
 #[must_use]
-pub fn highest_vote(blocks: &[Block], counter: u64) -> Option<(usize, u64)> {
+pub(crate) fn highest_vote(blocks: &[Block], counter: u64) -> Option<(usize, u64)> {
     let votes = blocks.iter().enumerate().filter(|(_, block)| block.counter == counter && block.voted > 0);
     votes.max_by_key(|(node, block)| (block.voted, *node)).map(|(node, block)| (node, block.value))
 }
 
 /// Returns the latest epoch of any node.
 #[must_use]
-pub fn latest_epoch(blocks: &[Block]) -> u64 {
+pub(crate) fn latest_epoch(blocks: &[Block]) -> u64 {
     blocks.iter().map(|block| block.counter).max().unwrap_or(0)
 }
 
 /// What a node does next.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Step {
+pub(crate) enum Step {
     /// Write the node's block. When it is stored, call [`Agreement::written`].
     Write(Block),
     /// Read the blocks of all nodes, each after this step was returned, and pass them to
@@ -79,7 +79,7 @@ pub enum Step {
 /// The node's own block on the disk is not the one that it wrote: another process writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("another process writes the block of node {node}: every process needs a node number of its own")]
-pub struct Usurped {
+pub(crate) struct Usurped {
     /// The node.
     pub node: usize,
 }
@@ -121,7 +121,7 @@ enum Phase {
 
 /// One node's part in the agreement.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Agreement {
+pub(crate) struct Agreement {
     me: usize,
     /// The node's block on the disk, or the one being written.
     block: Block,
@@ -141,7 +141,7 @@ impl Agreement {
     /// Returns the part of node `me`, whose block on the disk is `block`: an empty one for a node
     /// that has never taken part.
     #[must_use]
-    pub fn new(me: usize, block: Block) -> Self {
+    pub(crate) fn new(me: usize, block: Block) -> Self {
         Self {
             me,
             block,
@@ -155,46 +155,39 @@ impl Agreement {
         }
     }
 
-    /// Returns the part of a process that continues after the previous process of this node, whose
-    /// own ballot has decided the epoch of `block`.
-    #[must_use]
-    pub fn won(me: usize, block: Block) -> Self {
-        Self { phase: Phase::Won, ..Self::new(me, block) }
-    }
-
     /// Returns whether this node's own ballot has decided the epoch of its block.
     #[must_use]
-    pub fn has_won(&self) -> bool {
+    pub(crate) fn has_won(&self) -> bool {
         self.phase == Phase::Won && !self.is_uncertain
     }
 
     /// Returns the node's block, as it is on the disk after the last successful write.
     #[must_use]
-    pub fn block(&self) -> Block {
+    pub(crate) fn block(&self) -> Block {
         self.block
     }
 
     /// Returns the epoch that the node has entered last, or tries to enter.
     #[must_use]
-    pub fn counter(&self) -> u64 {
+    pub(crate) fn counter(&self) -> u64 {
         self.counter
     }
 
     /// Returns whether the next read decides if the node votes: it is that of phase 0 or 1.
     #[must_use]
-    pub fn is_entering(&self) -> bool {
+    pub(crate) fn is_entering(&self) -> bool {
         matches!(self.phase, Phase::Entering | Phase::Promised)
     }
 
     /// Returns how often the node has started again in this epoch because of another node's ballot.
     #[must_use]
-    pub fn restarts(&self) -> u32 {
+    pub(crate) fn restarts(&self) -> u32 {
         self.restarts
     }
 
     /// Enters the epoch `counter` with phase 0, to propose `proposal`. In an epoch that the node
     /// has entered before, it keeps its vote.
-    pub fn enter(&mut self, counter: u64, proposal: u64) -> Step {
+    pub(crate) fn enter(&mut self, counter: u64, proposal: u64) -> Step {
         if counter < self.block.counter {
             return self.suspend(self.block.counter);
         }
@@ -205,7 +198,7 @@ impl Agreement {
 
     /// Enters the epoch after the one that the node's own ballot has decided, with phase 2. Returns
     /// `None` if there is no such epoch; then [`Self::enter`] is the way.
-    pub fn enter_next(&mut self, proposal: u64) -> Option<Step> {
+    pub(crate) fn enter_next(&mut self, proposal: u64) -> Option<Step> {
         if !self.has_won() && self.keeps(Rule::ShortPath) {
             return None;
         }
@@ -221,7 +214,7 @@ impl Agreement {
     }
 
     /// Continues after the block of [`Step::Write`] was stored.
-    pub fn written(&mut self) -> Step {
+    pub(crate) fn written(&mut self) -> Step {
         self.phase = match self.phase {
             Phase::Promising => Phase::Promised,
             Phase::Voting => Phase::Voted,
@@ -239,9 +232,18 @@ impl Agreement {
 
     /// Ends the node's part in the epoch after a read or a write has failed. The block on the disk
     /// is the old or the new one; the next [`Self::enter`] finds out which.
-    pub fn failed(&mut self) {
+    pub(crate) fn failed(&mut self) {
         self.is_uncertain |= matches!(self.phase, Phase::Promising | Phase::Voting);
         self.phase = Phase::Idle;
+    }
+
+    /// Checks the node's own block on the disk while no write of it is under way.
+    ///
+    /// # Errors
+    /// [`Usurped`]; the node must stop.
+    pub(crate) fn check(&self, own: Block) -> Result<(), Usurped> {
+        let is_ours = self.is_uncertain || own == self.block;
+        if is_ours { Ok(()) } else { Err(Usurped { node: self.me }) }
     }
 
     /// Continues with the blocks of all nodes, in the order of their numbers.
@@ -251,15 +253,12 @@ impl Agreement {
     ///
     /// # Panics
     /// If there is no block of this node.
-    pub fn read(&mut self, blocks: &[Block]) -> Result<Step, Usurped> {
+    pub(crate) fn read(&mut self, blocks: &[Block]) -> Result<Step, Usurped> {
         let own = blocks[self.me];
         if self.is_uncertain && self.phase == Phase::Entering {
             (self.block, self.is_uncertain) = (own, false);
         }
-        if own != self.block {
-            self.phase = Phase::Idle;
-            return Err(Usurped { node: self.me });
-        }
+        self.check(own).inspect_err(|_| self.phase = Phase::Idle)?;
         let latest = latest_epoch(blocks);
         if latest > self.counter {
             return Ok(self.suspend(latest));

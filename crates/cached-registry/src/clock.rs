@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// so a host that wakes up would take an ended lease for a valid one; and the time of day can be
 /// set.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct BootClock;
+pub(crate) struct BootClock;
 
 impl Clock for BootClock {
     fn now(&self) -> Timestamp {

@@ -12,7 +12,7 @@
 //! | `file` | a file that a person writes; read again by a reload | no | by whoever copies the file |
 //! | `store` | one object of any store with conditional changes | yes | the store's |
 //! | `etcd` | an etcd cluster, through its HTTP gateway | yes | etcd's |
-//! | `disk` | a block device that the hosts share, or a file on one host | yes | the [agreement] on plain blocks |
+//! | `disk` | a block device that the hosts share, or a file on one host | yes | an agreement on plain blocks |
 //!
 //! ```
 //! use std::sync::Arc;
@@ -33,11 +33,10 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`election`] has the state machines that elect one writer, by a document of a registry or by the
-//! blocks of a [`Disk`].
+//! [`election`] elects one writer, by a document of a registry or by the blocks of its disk.
 #![warn(missing_debug_implementations)]
 
-pub mod agreement;
+mod agreement;
 mod clock;
 mod config;
 mod disk;
@@ -50,9 +49,8 @@ mod registry;
 mod store;
 mod table;
 
-pub use clock::BootClock;
 pub use config::{DiskKeys, EtcdKeys, FileKeys, Mistake, RegistryTable, StoreKeys};
-pub use disk::{Disk, NODES_MAX};
+pub use disk::NODES_MAX;
 pub use document::{
     CHANGES_MAX, Change, Changes, Document, Event, Expect, KEY_BYTES_MAX, Key, LEASE_MAX, Lease, LeaseId,
     Listing, Revision, VALUE_BYTES_MAX,

@@ -29,7 +29,8 @@ pub struct Registry(Arc<Body>);
 enum Body {
     File(FileBody),
     Store(TableBody<StoreCell>),
-    Disk(TableBody<DiskCell>, Arc<Disk>),
+    /// With the number of this process on the disk.
+    Disk(TableBody<DiskCell>, Arc<Disk>, usize),
     Etcd(EtcdBody),
 }
 
@@ -56,7 +57,11 @@ impl Registry {
             RegistryTable::Disk(keys) => {
                 let disk = Arc::new(Disk::open(&keys.path, keys.nodes, keys.create)?);
                 let cell = DiskCell::new(Arc::clone(&disk), keys.node)?;
-                Body::Disk(TableBody::new(cell, clock(), Duration::from_millis(keys.poll_ms)), disk)
+                Body::Disk(
+                    TableBody::new(cell, clock(), Duration::from_millis(keys.poll_ms)),
+                    disk,
+                    keys.node,
+                )
             }
             RegistryTable::Etcd(keys) => {
                 let (connector, login) = (connector(keys).map_err(mistake)?, login(keys).map_err(mistake)?);
@@ -75,7 +80,7 @@ impl Registry {
         match &*self.0 {
             Body::File(body) => Ok(body.get(key)),
             Body::Store(body) => body.get(key).await,
-            Body::Disk(body, _) => body.get(key).await,
+            Body::Disk(body, ..) => body.get(key).await,
             Body::Etcd(body) => body.get(key).await,
         }
     }
@@ -88,7 +93,7 @@ impl Registry {
         match &*self.0 {
             Body::File(body) => Ok(body.list(prefix)),
             Body::Store(body) => body.list(prefix).await,
-            Body::Disk(body, _) => body.list(prefix).await,
+            Body::Disk(body, ..) => body.list(prefix).await,
             Body::Etcd(body) => body.list(prefix).await,
         }
     }
@@ -105,7 +110,7 @@ impl Registry {
         match &*self.0 {
             Body::File(body) => body.refuse(),
             Body::Store(body) => body.change(changes).await,
-            Body::Disk(body, _) => body.change(changes).await,
+            Body::Disk(body, ..) => body.change(changes).await,
             Body::Etcd(body) => body.change(changes).await,
         }
     }
@@ -120,7 +125,7 @@ impl Registry {
         match &*self.0 {
             Body::File(body) => body.refuse(),
             Body::Store(body) => body.grant(duration).await,
-            Body::Disk(body, _) => body.grant(duration).await,
+            Body::Disk(body, ..) => body.grant(duration).await,
             Body::Etcd(body) => body.grant(duration).await,
         }
     }
@@ -134,7 +139,7 @@ impl Registry {
         match &*self.0 {
             Body::File(body) => body.refuse(),
             Body::Store(body) => body.renew(lease).await,
-            Body::Disk(body, _) => body.renew(lease).await,
+            Body::Disk(body, ..) => body.renew(lease).await,
             Body::Etcd(body) => body.renew(lease).await,
         }
     }
@@ -148,7 +153,7 @@ impl Registry {
         match &*self.0 {
             Body::File(body) => body.refuse(),
             Body::Store(body) => body.revoke(lease.id).await,
-            Body::Disk(body, _) => body.revoke(lease.id).await,
+            Body::Disk(body, ..) => body.revoke(lease.id).await,
             Body::Etcd(body) => body.revoke(lease.id).await,
         }
     }
@@ -177,13 +182,27 @@ impl Registry {
         !matches!(&*self.0, Body::File(_))
     }
 
-    /// Returns the disk of a registry with `kind = "disk"`, whose blocks elect the leader.
-    #[must_use]
-    pub fn disk(&self) -> Option<&Arc<Disk>> {
+    /// Returns the disk of a registry with `kind = "disk"`, whose blocks elect the leader, and this
+    /// process's number.
+    pub(crate) fn disk(&self) -> Option<(&Arc<Disk>, usize)> {
         match &*self.0 {
-            Body::Disk(_, disk) => Some(disk),
+            Body::Disk(_, disk, node) => Some((disk, *node)),
             _ => None,
         }
+    }
+
+    /// Returns whether a watch is told of changes, instead of reading again and again.
+    pub(crate) fn tells_changes(&self) -> bool {
+        matches!(&*self.0, Body::File(_) | Body::Etcd(_))
+    }
+
+    /// Opens the registry in a store, by another clock.
+    #[cfg(test)]
+    pub(crate) fn in_store(store: Arc<dyn Blocker>, clock: Arc<dyn Clock>) -> Self {
+        let keys = crate::config::StoreKeys::default();
+        let timeout = Duration::from_millis(keys.timeout_ms);
+        let cell = StoreCell::new(store, &keys.namespace, Arc::clone(&clock), timeout).unwrap();
+        Self(Arc::new(Body::Store(TableBody::new(cell, clock, Duration::from_millis(keys.poll_ms)))))
     }
 }
 
@@ -211,7 +230,7 @@ impl Watch {
         let changes = match &*self.registry.0 {
             Body::File(body) => body.changes(&self.prefix, self.after).await,
             Body::Store(body) => body.changes(&self.prefix, self.after).await,
-            Body::Disk(body, _) => body.changes(&self.prefix, self.after).await,
+            Body::Disk(body, ..) => body.changes(&self.prefix, self.after).await,
             Body::Etcd(body) => self.etcd.next(body, &self.prefix, self.after).await,
         }?;
         self.after = changes.revision;

@@ -34,7 +34,7 @@ pub(super) struct Noted {
 
 /// A disk that hosts share.
 #[derive(Debug)]
-pub struct Disk {
+pub(crate) struct Disk {
     file: File,
     path: PathBuf,
     nodes: usize,
@@ -46,7 +46,7 @@ impl Disk {
     ///
     /// # Errors
     /// If the disk cannot be opened, is not one, or has another number of nodes.
-    pub fn open(path: &Path, nodes: usize, creates: bool) -> Result<Self> {
+    pub(crate) fn open(path: &Path, nodes: usize, creates: bool) -> Result<Self> {
         if !(1..=NODES_MAX).contains(&nodes) {
             return Err(Error::Invalid(format!("{nodes} nodes; a disk has 1 to {NODES_MAX}").into()));
         }
@@ -84,7 +84,7 @@ impl Disk {
 
     /// Returns the number of nodes.
     #[must_use]
-    pub fn nodes(&self) -> usize {
+    pub(crate) fn nodes(&self) -> usize {
         self.nodes
     }
 
@@ -92,7 +92,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Unavailable`], or [`Error::Corrupt`] if a block is damaged.
-    pub fn read_blocks(&self) -> Result<Vec<Block>> {
+    pub(crate) fn read_blocks(&self) -> Result<Vec<Block>> {
         let records = self.read_records(1 + self.nodes)?;
         Ok(records.into_iter().map(|(block, _)| block).collect())
     }
@@ -101,7 +101,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`].
-    pub fn write_block(&self, node: usize, block: Block) -> Result<()> {
+    pub(crate) fn write_block(&self, node: usize, block: Block) -> Result<()> {
         self.write_record(1 + self.nodes, node, block, Noted::default())
     }
 
@@ -111,7 +111,7 @@ impl Disk {
     ///
     /// # Errors
     /// As for [`Self::read_blocks`] and [`Self::write_block`].
-    pub fn block_time(&self, node: usize) -> Result<Duration> {
+    pub(crate) fn block_time(&self, node: usize) -> Result<Duration> {
         let mut longest = Duration::ZERO;
         for _ in 0..4 {
             let begun = Instant::now();

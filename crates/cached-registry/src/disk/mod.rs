@@ -24,4 +24,5 @@ mod cell;
 mod device;
 
 pub(crate) use cell::DiskCell;
-pub use device::{Disk, NODES_MAX};
+pub(crate) use device::Disk;
+pub use device::NODES_MAX;

@@ -21,14 +21,17 @@
 use std::time::Duration;
 
 use blocker::{Epoch, Timestamp};
-use serde::{Deserialize, Serialize};
 
+use super::elector::Cause;
 use super::tenure::{Claim, Tenure};
 use super::{Action, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
 use crate::agreement::{Agreement, Block, Step, Usurped, highest_vote, latest_epoch};
 
 /// The value of an epoch in which the leader has stepped down for any other node.
-pub const NOBODY: u64 = u64::MAX;
+const NOBODY: u64 = u64::MAX;
+
+/// The value of an epoch in which the leader has stepped down for the next process of its own node.
+const SUCCESSOR: u64 = u64::MAX - 1;
 
 /// The number of epoch times in a lease.
 const LEASE_EPOCHS: u32 = 3;
@@ -48,7 +51,7 @@ const EPOCH_TIME: Duration = Duration::from_secs(1);
 /// Returns the shortest epoch time for `nodes` nodes, if a read or a write of one block takes
 /// `block_time`: ten times the duration of three phases, each of which accesses all blocks.
 #[must_use]
-pub fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
+pub(crate) fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
     let blocks = u32::try_from(nodes).unwrap_or(u32::MAX).saturating_mul(3 * MARGIN);
     block_time.saturating_mul(blocks)
 }
@@ -58,7 +61,7 @@ pub fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
 ///
 /// # Errors
 /// If the configured time is too short, in one line.
-pub fn epoch_time(
+pub(crate) fn epoch_time(
     configured: Option<Duration>,
     nodes: usize,
     block_time: Duration,
@@ -79,23 +82,12 @@ pub fn epoch_time(
 /// An operation on the blocks. The driver waits for its end: a write that the kernel still works on
 /// has not ended.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum BlockOp {
+pub(crate) enum BlockOp {
     /// Read the blocks of all nodes, and call [`BlockElection::read`] or [`BlockElection::failed`].
     Read,
     /// Write the node's own block, and when it is stored call [`BlockElection::written`], otherwise
     /// [`BlockElection::failed`].
     Write(Block),
-}
-
-/// A leadership that a process hands over to the next process of the same node.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct HeldBlock {
-    /// The fields of the node's block: counter, promised, voted, value.
-    pub block: [u64; 4],
-    /// The epoch that is claimed in the store.
-    pub epoch: u64,
-    /// The end of the lease, in nanoseconds of this host's `CLOCK_BOOTTIME`.
-    pub until_nanos: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -108,7 +100,7 @@ enum UnderWay {
 
 /// One node's part in the election.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct BlockElection {
+pub(crate) struct BlockElection {
     me: usize,
     epoch_time: Duration,
     /// `None` until the node's own block was read.
@@ -143,7 +135,7 @@ impl BlockElection {
     /// Returns the part of node `me`, counted from 0, with this [epoch time](epoch_time), which must
     /// be the same on all nodes.
     #[must_use]
-    pub fn new(me: usize, epoch_time: Duration) -> Self {
+    pub(crate) fn new(me: usize, epoch_time: Duration) -> Self {
         Self {
             me,
             epoch_time,
@@ -167,64 +159,82 @@ impl BlockElection {
         }
     }
 
-    /// Returns the part of a process that continues the leadership of the previous process of this
-    /// node. The claim is repeated; the process must use the same identity.
+    /// Returns the number of this node.
     #[must_use]
-    pub fn resume(me: usize, epoch_time: Duration, held: &HeldBlock, now: Timestamp) -> Self {
-        let [counter, promised, voted, value] = held.block;
-        let agreement = Agreement::won(me, Block { counter, promised, voted, value });
-        Self {
-            agreement: Some(agreement),
-            latest: counter,
-            vote: Some((me, value)),
-            look_at: NEVER,
-            renew_at: now,
-            tenure: Some(Tenure::new(held.epoch, Timestamp(held.until_nanos))),
-            ..Self::new(me, epoch_time)
-        }
-    }
-
-    /// Returns the leadership for the next process of this node, if this node serves and is within no
-    /// epoch. Afterwards this process must not use the machine.
-    #[must_use]
-    pub fn hand_over(&self, now: Timestamp) -> Option<HeldBlock> {
-        let Role::Leader(epoch, until) = self.role(now) else { return None };
-        let is_settled = self.under_way.is_none() && self.step.is_none();
-        let agreement = self.agreement.as_ref().filter(|agreement| is_settled && agreement.has_won())?;
-        let Block { counter, promised, voted, value } = agreement.block();
-        Some(HeldBlock { block: [counter, promised, voted, value], epoch: epoch.0, until_nanos: until.0 })
+    pub(crate) fn node(&self) -> usize {
+        self.me
     }
 
     /// Returns this node's part at `now`.
     #[must_use]
-    pub fn role(&self, now: Timestamp) -> Role {
+    pub(crate) fn role(&self, now: Timestamp) -> Role {
         let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
         tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
     }
 
-    /// Returns the node that leads, or is about to, as far as this node has seen.
+    /// Returns the other node that leads, unless this node has seen no renewal for the duration of
+    /// the lease.
     #[must_use]
-    pub fn leader(&self) -> Option<usize> {
-        let (_, value) = self.vote?;
-        usize::try_from(value).ok().filter(|_| value != NOBODY)
+    pub(crate) fn leader(&self, now: Timestamp) -> Option<usize> {
+        let (voter, value) = self.vote?;
+        let is_recent = self.seen.as_ref().is_some_and(|(_, at)| now < *at + self.lease());
+        (is_recent && voter as u64 == value && voter != self.me).then_some(voter)
     }
 
-    /// Makes the leader step down for node `to`, or any other node if `to` is `None`. It serves no
-    /// longer as soon as this returns, so it must have stored its changes before. Without leadership
-    /// this does nothing.
-    pub fn step_down(&mut self, to: Option<usize>) {
-        if self.tenure.is_some() && to != Some(self.me) {
-            self.release = Some(to.map_or(NOBODY, |node| node as u64));
+    /// Makes the leader step down for node `to`, or any other node if `to` is `None`, or the next
+    /// process of this node if `to` is this node. It serves no longer as soon as this returns, so it
+    /// must have stored its changes before. Without leadership this does nothing.
+    pub(crate) fn step_down(&mut self, to: Option<usize>) {
+        if self.tenure.is_some() {
+            let value = |to: usize| if to == self.me { SUCCESSOR } else { to as u64 };
+            self.release = Some(to.map_or(NOBODY, value));
         }
     }
 
+    /// Returns whether a release is to be written.
+    #[must_use]
+    pub(crate) fn is_releasing(&self) -> bool {
+        self.release.is_some()
+    }
+
+    /// Returns why this standby may take the lease when it is free; `None` before the first read.
+    #[must_use]
+    pub(crate) fn vacancy(&self) -> Option<Cause> {
+        self.agreement.as_ref()?;
+        Some(match self.vote {
+            None if self.latest == 0 => Cause::Vacant,
+            Some(_) if self.is_offered() => Cause::Offered,
+            _ => Cause::Expired,
+        })
+    }
+
+    /// Ends a leadership because the store has `epoch` in force. After a while this node takes part
+    /// again, with a higher epoch. Returns whether there was such a leadership.
+    pub(crate) fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
+        self.used = self.used.max(epoch.0);
+        let is_refused = self.tenure.as_ref().is_some_and(|tenure| tenure.epoch <= epoch);
+        if is_refused {
+            self.lose(now);
+            self.resting_until = self.resting_until.max(now + self.epoch_time);
+        }
+        is_refused
+    }
+
+    /// Returns whether the leader has stepped down for this node, or for any.
+    fn is_offered(&self) -> bool {
+        self.vote.is_some_and(|(voter, value)| match voter == self.me {
+            true => value == SUCCESSOR,
+            false => value == self.me as u64 || value == NOBODY,
+        })
+    }
+
     /// Makes the node read the blocks at once.
-    pub fn look(&mut self, now: Timestamp) {
+    pub(crate) fn look(&mut self, now: Timestamp) {
         self.look_at = self.look_at.min(now);
     }
 
     /// Returns what to do now.
-    pub fn next(&mut self, now: Timestamp) -> Action<BlockOp> {
+    pub(crate) fn next(&mut self, now: Timestamp) -> Action<BlockOp> {
         if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
             self.lose(now);
         }
@@ -264,7 +274,7 @@ impl BlockElection {
     ///
     /// # Panics
     /// If there is no block of this node.
-    pub fn read(&mut self, now: Timestamp, blocks: &[Block]) -> Result<(), Usurped> {
+    pub(crate) fn read(&mut self, now: Timestamp, blocks: &[Block]) -> Result<(), Usurped> {
         let under_way = self.under_way.take();
         let is_step = under_way == Some(UnderWay::Step);
         let own = blocks[self.me];
@@ -278,6 +288,7 @@ impl BlockElection {
             });
         let is_outdated = is_outdated && self.keeps(LeaseRule::GiveUp);
         let Some(agreement) = self.agreement.as_mut().filter(|_| is_step) else {
+            self.agreement.as_ref().map_or(Ok(()), |agreement| agreement.check(own))?;
             self.note(now, blocks);
             self.look_at = match under_way {
                 _ if self.tenure.is_some() => NEVER,
@@ -301,7 +312,7 @@ impl BlockElection {
     }
 
     /// Continues after the node's own block was stored.
-    pub fn written(&mut self, now: Timestamp) {
+    pub(crate) fn written(&mut self, now: Timestamp) {
         self.under_way = None;
         if let Some(agreement) = &mut self.agreement {
             let step = agreement.written();
@@ -310,7 +321,7 @@ impl BlockElection {
     }
 
     /// Notes that the operation under way has failed. A write may have been executed.
-    pub fn failed(&mut self, now: Timestamp) {
+    pub(crate) fn failed(&mut self, now: Timestamp) {
         let is_step = self.under_way.take() == Some(UnderWay::Step);
         if let Some(agreement) = self.agreement.as_mut().filter(|_| is_step) {
             agreement.failed();
@@ -319,7 +330,7 @@ impl BlockElection {
     }
 
     /// Takes the outcome of the claim.
-    pub fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
+    pub(crate) fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
         let (asked, retry) = (self.asked.take(), now + retry_delay(self.lease()));
         if let Claimed::Fenced(epoch) = outcome {
             self.used = self.used.max(epoch.0);
@@ -357,11 +368,8 @@ impl BlockElection {
 
     /// Returns from when this standby may take the lease.
     fn take_at(&self) -> Timestamp {
-        let is_free = match self.vote {
-            Some((voter, value)) => voter != self.me && (value == self.me as u64 || value == NOBODY),
-            None => self.latest == 0,
-        };
-        if is_free || !self.keeps(LeaseRule::Patience) {
+        let is_free = self.vote.is_none() && self.latest == 0;
+        if is_free || self.is_offered() || !self.keeps(LeaseRule::Patience) {
             return Timestamp(0);
         }
         // Standbys do not all begin at the same time. Those that have disturbed each other wait for
@@ -426,7 +434,7 @@ impl BlockElection {
         let until = counted_from + serving(self.lease());
         match &mut self.tenure {
             Some(tenure) if !matches!(tenure.claim, Claim::Fenced(_)) => tenure.until = until,
-            other => *other = Some(Tenure::new(counter, until)),
+            other => *other = Some(Tenure::new(counter, until, self.used)),
         }
         (self.renew_at, self.look_at) = (self.began + self.epoch_time, NEVER);
     }
@@ -511,7 +519,7 @@ mod tests {
         run(&mut a, &mut disk, at(100));
         assert_eq!(a.role(at(100)), Role::Leader(Epoch(1), at(116)));
         run(&mut b, &mut disk, at(3));
-        assert_eq!((b.role(at(3)), b.leader()), (Role::Standby, Some(0)));
+        assert_eq!((b.role(at(3)), b.leader(at(3))), (Role::Standby, Some(0)));
         let ops = run(&mut a, &mut disk, at(108));
         assert!(matches!(ops[..], [BlockOp::Write(_), BlockOp::Read]), "{ops:?}");
         assert_eq!((a.role(at(108)), disk[0].counter), (Role::Leader(Epoch(1), at(124)), 2));
@@ -555,19 +563,37 @@ mod tests {
             assert!(matches!(b.role(at(5)), Role::Leader(Epoch(2 | 3), _)), "{to:?}: {b:?}");
             a.look(at(103));
             run(&mut a, &mut disk, at(103));
-            assert_eq!((a.role(at(103)), a.leader()), (Role::Standby, Some(1)));
+            assert_eq!((a.role(at(103)), a.leader(at(103))), (Role::Standby, Some(1)));
         }
     }
 
     #[test]
-    fn a_leadership_continues_in_the_next_process() {
+    fn a_leader_steps_down_for_the_next_process_of_its_node() {
+        let (mut a, mut b, mut disk) = nodes();
+        run(&mut a, &mut disk, at(100));
+        run(&mut b, &mut disk, at(3));
+        a.step_down(Some(0));
+        run(&mut a, &mut disk, at(102));
+        b.look(at(5));
+        run(&mut b, &mut disk, at(5));
+        a.look(at(103));
+        run(&mut a, &mut disk, at(103));
+        assert_eq!((a.role(at(103)), b.role(at(5))), (Role::Standby, Role::Standby));
+        let mut next = BlockElection::new(0, T);
+        run(&mut next, &mut disk, at(104));
+        assert!(matches!(next.role(at(104)), Role::Leader(Epoch(3), _)), "{next:?}");
+    }
+
+    #[test]
+    fn a_fenced_leader_returns_with_a_higher_epoch() {
         let (mut a, _, mut disk) = nodes();
         run(&mut a, &mut disk, at(100));
-        let held = a.hand_over(at(101)).unwrap();
-        let mut next = BlockElection::resume(0, T, &held, at(102));
-        let ops = run(&mut next, &mut disk, at(102));
-        assert!(matches!(ops[..], [BlockOp::Write(_), BlockOp::Read]), "{ops:?}");
-        assert_eq!(next.role(at(102)), Role::Leader(Epoch(1), at(118)));
+        assert!(a.fenced(at(101), Epoch(7)));
+        assert!(!a.fenced(at(101), Epoch(7)));
+        run(&mut a, &mut disk, at(101));
+        assert_eq!(a.role(at(101)), Role::Standby);
+        run(&mut a, &mut disk, at(140));
+        assert!(matches!(a.role(at(140)), Role::Leader(Epoch(8), _)), "{a:?}");
     }
 
     #[test]

@@ -27,6 +27,14 @@ pub struct Candidate {
     pub writer: WriterId,
 }
 
+impl Candidate {
+    /// Returns this candidate's document as the leader of `epoch`.
+    pub(super) fn document(&self, epoch: u64, renewal: u64) -> LeaderDocument {
+        let Self { node, address, writer } = self.clone();
+        LeaderDocument { epoch, node, address, writer, renewal, release: None }
+    }
+}
+
 /// The leader's document.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct LeaderDocument {
@@ -90,7 +98,7 @@ mod writer_text {
 
 /// An operation on the leader's document.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum DocumentOp {
+pub(crate) enum DocumentOp {
     /// Read it, and call [`DocumentElection::read`] or [`DocumentElection::read_failed`].
     Read,
     /// Write it if it still has the expected revision, and call [`DocumentElection::written`].
@@ -99,7 +107,7 @@ pub enum DocumentOp {
 
 /// The outcome of a write of the document.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Written {
+pub(crate) enum Written {
     /// The document has this revision now.
     Done(Revision),
     /// The document has another revision than expected.
@@ -110,17 +118,6 @@ pub enum Written {
     Failed,
 }
 
-/// A leadership that a process hands over to the next process of the same host.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Held {
-    /// The leader's document, with the identity that the next process goes on to use.
-    pub document: LeaderDocument,
-    /// The revision of the document.
-    pub revision: u64,
-    /// The end of the lease, in nanoseconds of this host's `CLOCK_BOOTTIME`.
-    pub until_nanos: u64,
-}
-
 /// A standby looks at the document this often during a lease.
 const LOOKS: u32 = 10;
 /// The leader renews its lease this often before it would end.
@@ -128,7 +125,7 @@ const RENEWALS: u32 = 5;
 
 /// One host's part in the election.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct DocumentElection {
+pub(crate) struct DocumentElection {
     me: Candidate,
     lease: Duration,
     seen: Option<Seen>,
@@ -176,7 +173,7 @@ impl DocumentElection {
     /// Returns the part of `me` in an election with this lease, which must be the same on all
     /// hosts.
     #[must_use]
-    pub fn new(me: Candidate, lease: Duration) -> Self {
+    pub(crate) fn new(me: Candidate, lease: Duration) -> Self {
         Self {
             me,
             lease,
@@ -195,57 +192,61 @@ impl DocumentElection {
         }
     }
 
-    /// Returns the part of a process that continues the leadership of the previous process of this
-    /// host. The claim is repeated, with the same identity and epoch.
-    #[must_use]
-    pub fn resume(held: Held, lease: Duration, now: Timestamp) -> Self {
-        let LeaderDocument { node, address, writer, epoch, .. } = held.document.clone();
-        let mut resumed = Self::new(Candidate { node, address, writer }, lease);
-        let until = Timestamp(held.until_nanos);
-        resumed.seen = Some(Seen { found: Some((Revision(held.revision), held.document)), at: now });
-        resumed.tenure = Some(Tenure::new(epoch, until));
-        (resumed.look_at, resumed.renew_at) = (NEVER, now);
-        resumed
-    }
-
-    /// Returns the leadership for the next process of this host, if this host serves and no write is
-    /// under way. Afterwards this process must not use the machine.
-    #[must_use]
-    pub fn hand_over(&self, now: Timestamp) -> Option<Held> {
-        let Role::Leader(_, until) = self.role(now) else { return None };
-        let is_settled = self.under_way.is_none() && self.unresolved.is_none();
-        let (revision, document) = self.seen.as_ref()?.found.clone().filter(|_| is_settled)?;
-        Some(Held { document, revision: revision.0, until_nanos: until.0 })
-    }
-
     /// Returns this host's part at `now`.
     #[must_use]
-    pub fn role(&self, now: Timestamp) -> Role {
+    pub(crate) fn role(&self, now: Timestamp) -> Role {
         let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
         tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
     }
 
-    /// Returns the document as this host has seen it last.
+    /// Returns the document as this host has seen it last: the outer `None` before the first read,
+    /// the inner one if there is no document.
     #[must_use]
-    pub fn leader(&self) -> Option<&LeaderDocument> {
-        self.seen.as_ref()?.found.as_ref().map(|(_, document)| document)
+    pub(crate) fn seen(&self) -> Option<Option<&LeaderDocument>> {
+        self.seen.as_ref().map(|seen| seen.found.as_ref().map(|(_, document)| document))
+    }
+
+    /// Returns the leader's document, unless the leader has stepped down, or this host has seen no
+    /// renewal for the duration of the lease.
+    #[must_use]
+    pub(crate) fn leader(&self, now: Timestamp) -> Option<&LeaderDocument> {
+        let at = self.seen.as_ref()?.at;
+        self.seen().flatten().filter(|leader| leader.release.is_none() && now < at + self.lease)
+    }
+
+    /// Returns whether a release is to be written.
+    #[must_use]
+    pub(crate) fn is_releasing(&self) -> bool {
+        self.release.is_some()
+    }
+
+    /// Ends a leadership because the store has `epoch` in force. After a while this host takes the
+    /// lease back with a higher epoch. Returns whether there was such a leadership.
+    pub(crate) fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
+        self.used = self.used.max(epoch.0);
+        let is_refused = self.tenure.as_ref().is_some_and(|tenure| tenure.epoch <= epoch);
+        if is_refused {
+            self.lose(now);
+            self.resting_until = self.resting_until.max(now + self.lease / RENEWALS);
+        }
+        is_refused
     }
 
     /// Makes the leader step down. It serves no longer as soon as this returns, so it must have
     /// stored its changes before. Without leadership this does nothing.
-    pub fn step_down(&mut self, release: Release) {
+    pub(crate) fn step_down(&mut self, release: Release) {
         if self.tenure.is_some() {
             self.release = Some(release);
         }
     }
 
     /// Makes the host read the document at once, for example because a watch has reported a change.
-    pub fn look(&mut self, now: Timestamp) {
+    pub(crate) fn look(&mut self, now: Timestamp) {
         self.look_at = self.look_at.min(now);
     }
 
     /// Returns what to do now.
-    pub fn next(&mut self, now: Timestamp) -> Action<DocumentOp> {
+    pub(crate) fn next(&mut self, now: Timestamp) -> Action<DocumentOp> {
         if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
             self.lose(now);
         }
@@ -270,7 +271,7 @@ impl DocumentElection {
     }
 
     /// Takes the document that was read; `None` if there is none.
-    pub fn read(&mut self, now: Timestamp, found: Option<(Revision, LeaderDocument)>) {
+    pub(crate) fn read(&mut self, now: Timestamp, found: Option<(Revision, LeaderDocument)>) {
         self.under_way = None;
         if self.seen.as_ref().is_none_or(|seen| seen.found != found) {
             self.seen = Some(Seen { found: found.clone(), at: now });
@@ -280,13 +281,13 @@ impl DocumentElection {
     }
 
     /// Notes that the document could not be read.
-    pub fn read_failed(&mut self, now: Timestamp) {
+    pub(crate) fn read_failed(&mut self, now: Timestamp) {
         self.under_way = None;
         self.look_at = now + retry_delay(self.lease);
     }
 
     /// Takes the outcome of a write.
-    pub fn written(&mut self, now: Timestamp, outcome: Written) {
+    pub(crate) fn written(&mut self, now: Timestamp, outcome: Written) {
         let Some(UnderWay::Write(attempt)) = self.under_way.take() else { return };
         match outcome {
             Written::Done(revision) => {
@@ -309,7 +310,7 @@ impl DocumentElection {
     }
 
     /// Takes the outcome of the claim.
-    pub fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
+    pub(crate) fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
         let asked = self.asked.take();
         if let Claimed::Fenced(epoch) = outcome {
             self.used = self.used.max(epoch.0);
@@ -321,27 +322,22 @@ impl DocumentElection {
 
     /// Returns the document to write now, or the time to ask again.
     fn next_document(&self, now: Timestamp) -> Result<LeaderDocument, Timestamp> {
-        let current = self.leader();
+        let current = self.seen().flatten();
         let Some(tenure) = &self.tenure else {
             let at = self.take_at();
             let epoch = current.map_or(0, |document| document.epoch).max(self.used);
-            return if now >= at { Ok(self.document(epoch + 1, 0)) } else { Err(at) };
+            return if now >= at { Ok(self.me.document(epoch + 1, 0)) } else { Err(at) };
         };
         let renewal = current.map_or(0, |document| document.renewal) + 1;
         match (&self.release, tenure.claim) {
             (Some(release), _) => {
-                let document = self.document(tenure.epoch.0, renewal);
+                let document = self.me.document(tenure.epoch.0, renewal);
                 Ok(LeaderDocument { release: Some(release.clone()), ..document })
             }
-            (None, Claim::Fenced(_)) => Ok(self.document(self.used.max(tenure.epoch.0) + 1, 0)),
-            _ if now >= self.renew_at => Ok(self.document(tenure.epoch.0, renewal)),
+            (None, Claim::Fenced(_)) => Ok(self.me.document(self.used.max(tenure.epoch.0) + 1, 0)),
+            _ if now >= self.renew_at => Ok(self.me.document(tenure.epoch.0, renewal)),
             _ => Err(self.renew_at),
         }
-    }
-
-    fn document(&self, epoch: u64, renewal: u64) -> LeaderDocument {
-        let Candidate { node, address, writer } = self.me.clone();
-        LeaderDocument { epoch, node, address, writer, renewal, release: None }
     }
 
     /// Returns the time from which this standby may take the lease.
@@ -390,7 +386,7 @@ impl DocumentElection {
         let until = counted_from + serving(self.lease);
         match &mut self.tenure {
             Some(tenure) if tenure.epoch.0 == document.epoch => tenure.until = until,
-            other => *other = Some(Tenure::new(document.epoch, until)),
+            other => *other = Some(Tenure::new(document.epoch, until, self.used)),
         }
         self.renew_at = began + self.lease / RENEWALS;
         self.look_at = NEVER;
@@ -529,24 +525,28 @@ mod tests {
     }
 
     #[test]
-    fn a_leadership_continues_in_the_next_process() {
+    fn a_fenced_leader_returns_with_a_higher_epoch_after_a_while() {
         let mut a = host("a", 1);
         lead(&mut a, at(0), 7);
-        let held = a.hand_over(at(3)).unwrap();
-        let held: Held = serde_json::from_str(&serde_json::to_string(&held).unwrap()).unwrap();
-        let mut next = DocumentElection::resume(held, LEASE, at(4));
-        assert_eq!(next.next(at(4)), Action::Claim(Epoch(1)));
-        next.claimed(at(4), Claimed::Granted);
-        assert_eq!(next.role(at(4)), Role::Leader(Epoch(1), at(20)));
-        assert!(
-            matches!(next.next(at(4)), Action::Do(DocumentOp::Write(document, _)) if document.renewal == 1)
-        );
+        assert!(!a.fenced(at(1), Epoch(0)));
+        assert!(a.fenced(at(1), Epoch(8)));
+        assert_eq!(a.role(at(1)), Role::Standby);
+        assert_eq!(a.next(at(1)), Action::Do(DocumentOp::Read));
+        let found = a.seen.clone().unwrap().found;
+        a.read(at(1), found);
+        assert!(matches!(a.next(at(1)), Action::Wait(_)));
+        let returns = at(1) + LEASE / RENEWALS;
+        a.look_at = NEVER;
+        let Action::Do(DocumentOp::Write(document, _)) = a.next(returns) else {
+            panic!("a document is expected")
+        };
+        assert_eq!(document.epoch, 9);
     }
 
     #[test]
     fn a_document_is_read_back_as_it_was_written() {
         let document =
-            LeaderDocument { release: Some(Release::To("b".into())), ..host("a", 1).document(3, 4) };
+            LeaderDocument { release: Some(Release::To("b".into())), ..host("a", 1).me.document(3, 4) };
         assert_eq!(LeaderDocument::decode(&document.encode()), Ok(document));
         let error = LeaderDocument::decode(b"{").unwrap_err();
         assert!(error.starts_with("the leader's document is malformed: "), "{error}");

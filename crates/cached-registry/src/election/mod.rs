@@ -25,7 +25,11 @@
 //! read by the driver.
 
 mod blocks;
+mod candidates;
 mod document;
+mod driver;
+mod elector;
+mod machine;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
@@ -38,12 +42,16 @@ use std::time::Duration;
 
 use blocker::{Epoch, Timestamp};
 
-pub use blocks::{BlockElection, BlockOp, HeldBlock, NOBODY, epoch_time, epoch_time_min};
-pub use document::{Candidate, DocumentElection, DocumentOp, Held, LeaderDocument, Release, Written};
+use blocks::{BlockElection, BlockOp, epoch_time};
+use document::{DocumentElection, DocumentOp, Written};
+
+pub use document::{Candidate, LeaderDocument, Release};
+pub use driver::{Claiming, elect};
+pub use elector::{Cause, Elector, Leadership, Lease, Part, Status};
 
 /// What the driver of an election does next.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Action<Op> {
+pub(crate) enum Action<Op> {
     /// Execute an operation of the registry or the disk, and report its outcome.
     Do(Op),
     /// Claim this epoch in the store, for the writer of this election, and call `claimed`. The claim
@@ -66,7 +74,7 @@ pub enum Claimed {
 
 /// The part of this host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Role {
+pub(crate) enum Role {
     /// Another host leads, or none.
     Standby,
     /// This host has the lease, but not yet the claim: it must not serve.
@@ -74,6 +82,9 @@ pub enum Role {
     /// This host leads: it serves with this epoch until this time.
     Leader(Epoch, Timestamp),
 }
+
+/// The shortest lease.
+pub const LEASE_MIN: Duration = Duration::from_secs(1);
 
 /// The end of time.
 const NEVER: Timestamp = Timestamp(u64::MAX);

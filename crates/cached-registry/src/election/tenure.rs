@@ -24,9 +24,11 @@ pub(super) enum Claim {
 }
 
 impl Tenure {
-    /// Returns a leadership that has not claimed its epoch yet.
-    pub(super) fn new(epoch: u64, until: Timestamp) -> Self {
-        Self { epoch: Epoch(epoch), until, claim: Claim::Wanted(Timestamp(0)) }
+    /// Returns a leadership that has not claimed its epoch yet. The store is known to have used the
+    /// epochs up to `used`.
+    pub(super) fn new(epoch: u64, until: Timestamp, used: u64) -> Self {
+        let claim = if epoch > used { Claim::Wanted(Timestamp(0)) } else { Claim::Fenced(Epoch(used)) };
+        Self { epoch: Epoch(epoch), until, claim }
     }
 
     /// Returns the epoch to claim now, and marks it as asked for.

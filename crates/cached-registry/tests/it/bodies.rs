@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, BlockerExt, ClaimRequest, Epoch, FileStore, Memory, Scope, Timestamp, WriterId};
-use cached_registry::election::{Action, BlockElection, BlockOp, Claimed, Role, epoch_time};
+use blocker::{Blocker, BlockerExt, ClaimRequest, Epoch, FileStore, Memory, Scope, WriterId};
 use cached_registry::{Change, Error, Expect, Registry, RegistryTable};
 
 use crate::contract::{check, create, key};
@@ -21,11 +20,11 @@ pub(crate) fn table(text: &str) -> RegistryTable {
     toml::from_str(text).unwrap()
 }
 
-fn in_store(store: &Arc<dyn Blocker>) -> Registry {
+pub(crate) fn in_store(store: &Arc<dyn Blocker>) -> Registry {
     Registry::open(&table("kind = \"store\"\npoll_ms = 20"), Some(Arc::clone(store))).unwrap()
 }
 
-fn on_disk(path: &Path, node: usize) -> Registry {
+pub(crate) fn on_disk(path: &Path, node: usize) -> Registry {
     let path = path.display();
     let text =
         format!("kind = \"disk\"\npath = \"{path}\"\nnodes = 3\nnode = {node}\ncreate = true\npoll_ms = 20");
@@ -134,37 +133,4 @@ fn what_cannot_be_opened_is_one_line() {
     ] {
         assert_eq!(Registry::open(&table(text), None).unwrap_err().to_string(), why);
     }
-}
-
-/// Runs the election's machine on the disk until it waits, at `secs` on this host's clock.
-fn elect(machine: &mut BlockElection, registry: &Registry, node: usize, secs: u64) -> Role {
-    let (disk, now) = (registry.disk().unwrap(), Timestamp(secs * 1_000_000_000));
-    loop {
-        match machine.next(now) {
-            Action::Do(BlockOp::Read) => machine.read(now, &disk.read_blocks().unwrap()).unwrap(),
-            Action::Do(BlockOp::Write(block)) => {
-                disk.write_block(node, block).unwrap();
-                machine.written(now);
-            }
-            Action::Claim(_) => machine.claimed(now, Claimed::Granted),
-            Action::Wait(_) => return machine.role(now),
-        }
-    }
-}
-
-#[test]
-fn a_disk_elects_a_leader_beside_its_documents() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("disk");
-    let registries = [on_disk(&path, 0), on_disk(&path, 1)];
-    let block_time = registries[0].disk().unwrap().block_time(0).unwrap();
-    assert!(epoch_time(Some(block_time), 3, block_time).is_err());
-    let mut machines = [0, 1].map(|node| BlockElection::new(node, Duration::from_secs(8)));
-    assert!(matches!(elect(&mut machines[0], &registries[0], 0, 100), Role::Leader(Epoch(1), _)));
-    assert_eq!(elect(&mut machines[1], &registries[1], 1, 7), Role::Standby);
-    assert_eq!(machines[1].leader(), Some(0));
-    run(create(&registries[1], "documents", "are independent"));
-    machines[0].step_down(Some(1));
-    assert_eq!(elect(&mut machines[0], &registries[0], 0, 102), Role::Standby);
-    assert!(matches!(elect(&mut machines[1], &registries[1], 1, 12), Role::Leader(Epoch(2), _)));
 }

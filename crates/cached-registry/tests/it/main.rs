@@ -2,5 +2,6 @@
 
 mod bodies;
 mod contract;
+mod election;
 mod etcd;
 mod etcd_server;

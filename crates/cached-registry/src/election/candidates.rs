@@ -1,0 +1,137 @@
+//! The candidates' documents: the name and the address of each host that may lead.
+//!
+//! A host that is to step down for another one finds out whether there is such a candidate. On a
+//! disk, whose blocks have only the number of the leader, the documents also tell its name.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use blocker::Clock;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::document::{Candidate, LeaderDocument, Release};
+use super::elector::{Leadership, Part};
+use crate::document::{Change, Expect, Key};
+use crate::error::{Error, Result};
+use crate::registry::Registry;
+
+/// The candidates as this host knows them.
+#[derive(Debug)]
+pub(super) struct Candidates {
+    registry: Registry,
+    me: Candidate,
+    /// The number of this host on a disk.
+    number: Option<usize>,
+    key: Key,
+    /// The documents by the candidates' numbers, on a disk.
+    known: Mutex<BTreeMap<usize, LeaderDocument>>,
+}
+
+const PREFIX: &str = "candidates/";
+
+impl Candidates {
+    /// Returns the candidates of an election in which this host is `me`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the host's name cannot be a part of a document's name.
+    pub(super) fn new(registry: Registry, me: Candidate, number: Option<usize>) -> Result<Self> {
+        let node = &me.node;
+        let wrong = || {
+            Error::Invalid(
+                format!(
+                    "the node's name {node:?} has other characters than letters, digits and -_.:, or too many"
+                )
+                .into(),
+            )
+        };
+        let key = if node.contains('/') {
+            Err(wrong())
+        } else {
+            Key::new(&format!("{PREFIX}{node}")).map_err(|_| wrong())
+        };
+        let key = match number {
+            None => key?,
+            Some(number) => key.and(Key::new(&format!("{PREFIX}{number}")))?,
+        };
+        Ok(Self { registry, me, number, key, known: Mutex::default() })
+    }
+
+    /// Keeps this host's document, and on a disk the knowledge of the others, until dropped.
+    pub(super) async fn run(
+        &self,
+        clock: &dyn Clock,
+        lease: Duration,
+        mut leadership: watch::Receiver<Leadership>,
+    ) {
+        let mut epoch = 0;
+        loop {
+            // On a disk nothing else tells the other hosts the epoch.
+            if let (Part::Leading { epoch: leading, .. }, Some(_)) =
+                (&leadership.borrow_and_update().part, self.number)
+            {
+                epoch = leading.0;
+            }
+            // A failure is repeated, and only keeps names from reports.
+            let is_announced = self.announce(epoch).await.is_ok();
+            match self.number {
+                None if is_announced => return std::future::pending().await,
+                None => {}
+                Some(_) => drop(self.refresh().await),
+            }
+            tokio::select! {
+                () = clock.sleep(lease) => {}
+                Ok(()) = leadership.changed() => {}
+            }
+        }
+    }
+
+    async fn announce(&self, epoch: u64) -> Result<()> {
+        let value = self.me.document(epoch, 0).encode();
+        let found = self.registry.get(&self.key).await?;
+        if found.as_ref().is_some_and(|found| found.value == value) {
+            return Ok(());
+        }
+        let expect = found.map_or(Expect::Absent, |found| Expect::At(found.revision));
+        self.registry.change_if(&[Change::put(self.key.clone(), expect, value)]).await.map(drop)
+    }
+
+    async fn refresh(&self) -> Result<()> {
+        let listing = self.registry.list(PREFIX).await?;
+        let known = listing.documents.iter().filter_map(|document| {
+            let number = document.key.as_str().strip_prefix(PREFIX)?.parse().ok()?;
+            Some((number, LeaderDocument::decode(&document.value).ok()?))
+        });
+        *self.known.lock() = known.collect();
+        Ok(())
+    }
+
+    /// Returns the document of the candidate with this number on a disk, if it is known.
+    pub(super) fn on_disk(&self, number: usize) -> Option<LeaderDocument> {
+        self.known.lock().get(&number).cloned()
+    }
+
+    /// Returns the number of a leader's successor, on a disk and unless it is anyone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such candidate, and those of [`Registry::list`].
+    pub(super) async fn successor(&self, to: &Release) -> Result<Option<usize>> {
+        let Release::To(name) = to else { return Ok(None) };
+        if *name == self.me.node {
+            return Ok(self.number);
+        }
+        let listing = self.registry.list(PREFIX).await?;
+        let mut names = Vec::new();
+        for document in &listing.documents {
+            let Ok(LeaderDocument { node, .. }) = LeaderDocument::decode(&document.value) else { continue };
+            if node == *name {
+                let number =
+                    document.key.as_str().strip_prefix(PREFIX).and_then(|number| number.parse().ok());
+                return Ok(number.filter(|_| self.number.is_some()));
+            }
+            names.push(node);
+        }
+        let names = names.join(", ");
+        Err(Error::Invalid(format!("{name} is not a candidate; the candidates are {names}").into()))
+    }
+}

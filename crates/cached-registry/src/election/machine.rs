@@ -1,0 +1,296 @@
+//! The machines of both elections with the I/O that they ask for.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::{Epoch, Timestamp};
+
+use super::candidates::Candidates;
+use super::elector::Cause;
+use super::{
+    Action, BlockElection, BlockOp, Claimed, DocumentElection, DocumentOp, LeaderDocument, Release, Role,
+    Written,
+};
+use crate::agreement::Block;
+use crate::disk::Disk;
+use crate::document::{Change, Event, Key, Revision};
+use crate::error::{Error, Result};
+use crate::registry::Registry;
+
+/// The document that elects.
+const LEADER: &str = "leader";
+
+/// The delay before a watch that has failed continues.
+const WATCH_DELAY: Duration = Duration::from_secs(1);
+
+pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// An operation that has failed.
+pub(super) struct Fault {
+    pub(super) error: Error,
+    /// Whether the host can no longer take part.
+    pub(super) ends: bool,
+}
+
+/// A machine with its place.
+pub(super) trait Machine: Send {
+    type Op: Send;
+    type Reply: Send;
+
+    fn next(&mut self, now: Timestamp) -> Action<Self::Op>;
+    /// Begins an operation.
+    fn execute(&self, op: Self::Op) -> Boxed<Self::Reply>;
+    /// Takes the outcome of the operation.
+    fn reply(&mut self, now: Timestamp, reply: Self::Reply) -> Result<(), Fault>;
+    fn claimed(&mut self, now: Timestamp, outcome: Claimed);
+    /// Ends a leadership whose changes the store has refused. Returns whether there was one.
+    fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool;
+    fn step_down(&mut self, to: Release, node: Option<usize>);
+    /// Returns whether a release is to be written.
+    fn is_releasing(&self) -> bool;
+    fn role(&self, now: Timestamp) -> Role;
+    /// Returns the leader, unless its lease has ended as far as this host has seen.
+    fn leader(&self, now: Timestamp) -> Option<LeaderDocument>;
+    /// Returns why this standby may take the lease when it is free; `None` if it is not known.
+    fn vacancy(&self) -> Option<Cause>;
+    fn look(&mut self, now: Timestamp);
+    /// Returns a future that ends when a look is worth while before its time; `None` if only looks
+    /// tell.
+    fn hint(&self) -> Option<Boxed<()>>;
+}
+
+/// The election by a document of a registry.
+pub(super) struct Documents {
+    machine: DocumentElection,
+    registry: Registry,
+    key: Key,
+}
+
+impl Documents {
+    pub(super) fn new(machine: DocumentElection, registry: Registry) -> Self {
+        Self { machine, registry, key: Key::new(LEADER).expect("a valid key") }
+    }
+}
+
+/// The reply to an operation on the leader's document.
+pub(super) enum DocumentReply {
+    Read(Result<Option<(Revision, LeaderDocument)>>),
+    Written(Result<Revision>),
+}
+
+impl Machine for Documents {
+    type Op = DocumentOp;
+    type Reply = DocumentReply;
+
+    fn next(&mut self, now: Timestamp) -> Action<DocumentOp> {
+        self.machine.next(now)
+    }
+
+    fn execute(&self, op: DocumentOp) -> Boxed<DocumentReply> {
+        let (registry, key) = (self.registry.clone(), self.key.clone());
+        Box::pin(async move {
+            match op {
+                DocumentOp::Read => {
+                    let read = async {
+                        let Some(found) = registry.get(&key).await? else { return Ok(None) };
+                        let document = LeaderDocument::decode(&found.value);
+                        let document = document.map_err(|why| Error::Corrupt(why.into()))?;
+                        Ok(Some((found.revision, document)))
+                    };
+                    DocumentReply::Read(read.await)
+                }
+                DocumentOp::Write(document, expect) => {
+                    let change = Change::put(key, expect, document.encode());
+                    DocumentReply::Written(registry.change_if(&[change]).await)
+                }
+            }
+        })
+    }
+
+    fn reply(&mut self, now: Timestamp, reply: DocumentReply) -> Result<(), Fault> {
+        let error = match reply {
+            DocumentReply::Read(Ok(found)) => {
+                self.machine.read(now, found);
+                None
+            }
+            DocumentReply::Read(Err(error)) => {
+                self.machine.read_failed(now);
+                Some(error)
+            }
+            DocumentReply::Written(written) => {
+                let (outcome, error) = match written {
+                    Ok(revision) => (Written::Done(revision), None),
+                    Err(Error::Conflict { .. }) => (Written::Conflict, None),
+                    Err(error @ Error::OutcomeUnknown(_)) => (Written::Unknown, Some(error)),
+                    Err(error) => (Written::Failed, Some(error)),
+                };
+                self.machine.written(now, outcome);
+                error
+            }
+        };
+        error.map_or(Ok(()), |error| Err(Fault { error, ends: false }))
+    }
+
+    fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
+        self.machine.claimed(now, outcome);
+    }
+
+    fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
+        self.machine.fenced(now, epoch)
+    }
+
+    fn step_down(&mut self, to: Release, _: Option<usize>) {
+        self.machine.step_down(to);
+    }
+
+    fn is_releasing(&self) -> bool {
+        self.machine.is_releasing()
+    }
+
+    fn role(&self, now: Timestamp) -> Role {
+        self.machine.role(now)
+    }
+
+    fn leader(&self, now: Timestamp) -> Option<LeaderDocument> {
+        self.machine.leader(now).cloned()
+    }
+
+    fn vacancy(&self) -> Option<Cause> {
+        Some(match self.machine.seen()? {
+            None => Cause::Vacant,
+            Some(document) if document.release.is_some() => Cause::Offered,
+            Some(_) => Cause::Expired,
+        })
+    }
+
+    fn look(&mut self, now: Timestamp) {
+        self.machine.look(now);
+    }
+
+    fn hint(&self) -> Option<Boxed<()>> {
+        if !self.registry.tells_changes() {
+            return None;
+        }
+        let (registry, key, seen) =
+            (self.registry.clone(), self.key.clone(), self.machine.seen().flatten().cloned());
+        // A renewal is no reason for a look.
+        let matters = move |event: &Event| match event {
+            Event::Removed(_) => true,
+            Event::Changed(document) => LeaderDocument::decode(&document.value).is_ok_and(|new| {
+                new.release.is_some() || seen.as_ref().is_none_or(|seen| seen.epoch != new.epoch)
+            }),
+        };
+        Some(Box::pin(async move {
+            loop {
+                if let Ok(listing) = registry.list(key.as_str()).await {
+                    let mut watch = registry.watch(key.as_str(), listing.revision);
+                    while let Ok(changes) = watch.next().await {
+                        if changes.events.iter().any(&matters) {
+                            return;
+                        }
+                    }
+                }
+                tokio::time::sleep(WATCH_DELAY).await;
+            }
+        }))
+    }
+}
+
+/// The election by the blocks of a disk.
+pub(super) struct Blocks {
+    machine: BlockElection,
+    disk: Arc<Disk>,
+    candidates: Arc<Candidates>,
+}
+
+impl Blocks {
+    pub(super) fn new(machine: BlockElection, disk: Arc<Disk>, candidates: Arc<Candidates>) -> Self {
+        Self { machine, disk, candidates }
+    }
+}
+
+/// The reply to an operation on the blocks.
+pub(super) enum BlockReply {
+    Read(Vec<Block>),
+    Written,
+    Failed(Error),
+}
+
+impl Machine for Blocks {
+    type Op = BlockOp;
+    type Reply = BlockReply;
+
+    fn next(&mut self, now: Timestamp) -> Action<BlockOp> {
+        self.machine.next(now)
+    }
+
+    /// Waits for the kernel, without a timeout: a write that it still works on has not ended.
+    fn execute(&self, op: BlockOp) -> Boxed<BlockReply> {
+        let (disk, node) = (Arc::clone(&self.disk), self.machine.node());
+        Box::pin(async move {
+            let ended = tokio::task::spawn_blocking(move || match op {
+                BlockOp::Read => disk.read_blocks().map(BlockReply::Read),
+                BlockOp::Write(block) => disk.write_block(node, block).map(|()| BlockReply::Written),
+            });
+            let ended = ended.await.unwrap_or_else(|error| {
+                Err(Error::Unavailable(format!("the disk's thread has ended: {error}").into()))
+            });
+            ended.unwrap_or_else(BlockReply::Failed)
+        })
+    }
+
+    fn reply(&mut self, now: Timestamp, reply: BlockReply) -> Result<(), Fault> {
+        match reply {
+            BlockReply::Read(blocks) => self
+                .machine
+                .read(now, &blocks)
+                .map_err(|usurped| Fault { error: Error::Denied(usurped.to_string().into()), ends: true }),
+            BlockReply::Written => {
+                self.machine.written(now);
+                Ok(())
+            }
+            BlockReply::Failed(error) => {
+                self.machine.failed(now);
+                Err(Fault { error, ends: false })
+            }
+        }
+    }
+
+    fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
+        self.machine.claimed(now, outcome);
+    }
+
+    fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
+        self.machine.fenced(now, epoch)
+    }
+
+    fn step_down(&mut self, to: Release, node: Option<usize>) {
+        self.machine.step_down(node.filter(|_| to != Release::Anyone));
+    }
+
+    fn is_releasing(&self) -> bool {
+        self.machine.is_releasing()
+    }
+
+    fn role(&self, now: Timestamp) -> Role {
+        self.machine.role(now)
+    }
+
+    fn leader(&self, now: Timestamp) -> Option<LeaderDocument> {
+        self.candidates.on_disk(self.machine.leader(now)?)
+    }
+
+    fn vacancy(&self) -> Option<Cause> {
+        self.machine.vacancy()
+    }
+
+    fn look(&mut self, now: Timestamp) {
+        self.machine.look(now);
+    }
+
+    fn hint(&self) -> Option<Boxed<()>> {
+        None
+    }
+}

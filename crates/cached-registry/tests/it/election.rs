@@ -1,0 +1,93 @@
+//! The election in real time: on a disk, and what cannot elect.
+
+use std::time::Duration;
+
+use blocker::{Epoch, WriterId};
+use cached_registry::election::{Candidate, Cause, Claimed, Elector, Leadership, Part, Release, elect};
+use cached_registry::{Registry, Result};
+
+use crate::bodies::{on_disk, run, table};
+use crate::contract::create;
+
+const LEASE: Duration = Duration::from_secs(3);
+
+fn candidate(node: &str) -> Candidate {
+    Candidate { node: node.into(), address: format!("{node}:1"), writer: WriterId::random() }
+}
+
+/// Lets a host take part whose store grants every claim.
+fn host(registry: &Registry, node: &str) -> (Elector, tokio::task::JoinHandle<Result<()>>) {
+    let granted = |_: Epoch| -> cached_registry::election::Claiming { Box::pin(async { Claimed::Granted }) };
+    let (elector, running) = elect(registry, candidate(node), LEASE, granted).unwrap();
+    (elector, tokio::spawn(running))
+}
+
+async fn until(elector: &Elector, wanted: impl Fn(&Part) -> bool) -> Leadership {
+    let mut watch = elector.watch();
+    watch.wait_for(|leadership| wanted(&leadership.part)).await.unwrap().clone()
+}
+
+fn follows(node: &str) -> impl Fn(&Part) -> bool {
+    move |part| matches!(part, Part::Standby { leader: Some(leader) } if leader.node == node)
+}
+
+#[test]
+fn a_disk_elects_a_leader_beside_its_documents() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let registries = [0, 1, 0].map(|node| on_disk(&path, node));
+    run(async {
+        let (a, a_running) = host(&registries[0], "a");
+        let first = until(&a, Part::is_leading).await;
+        assert_eq!(first.cause, Cause::Granted);
+        let lease = a.lease().unwrap();
+        let (b, _b_running) = host(&registries[1], "b");
+        let Part::Standby { leader: Some(leader) } = until(&b, follows("a")).await.part else { panic!() };
+        assert_eq!(leader.address, "a:1");
+        create(&registries[1], "documents", "are independent").await;
+        assert!(lease.holds());
+        let nobody = a.step_down(Release::To("c".into())).await.unwrap_err();
+        assert_eq!(nobody.to_string(), "c is not a candidate; the candidates are a, b");
+        a.step_down(Release::To("b".into())).await.unwrap();
+        assert!(!lease.holds());
+        let second = until(&b, Part::is_leading).await;
+        until(&a, follows("b")).await;
+        let (Part::Leading { epoch: first, .. }, Part::Leading { epoch: second, .. }) =
+            (first.part, second.part)
+        else {
+            panic!()
+        };
+        assert!(first < second);
+        let refused = a.step_down(Release::Anyone).await.unwrap_err();
+        assert_eq!(refused.to_string(), "this host does not lead, but b does");
+        // Another process with this host's number ends its part.
+        let (_usurper, _) = host(&registries[2], "a");
+        b.step_down(Release::To("a".into())).await.unwrap();
+        let ended = a_running.await.unwrap().map(drop);
+        assert!(
+            ended
+                .is_err_and(|error| error.to_string().contains("another process writes the block of node 0"))
+        );
+        assert!(!until(&a, |part| !part.is_leading()).await.part.is_leading());
+    });
+}
+
+#[test]
+fn an_election_that_is_not_possible_is_refused() {
+    let granted = |_: Epoch| -> cached_registry::election::Claiming { Box::pin(async { Claimed::Granted }) };
+    let refusal = |registry: &Registry, node: &str, lease| {
+        let refused = elect(registry, candidate(node), lease, granted).map(drop);
+        refused.unwrap_err().to_string()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let disk = on_disk(&dir.path().join("disk"), 0);
+    assert_eq!(
+        refusal(&disk, "a/b", LEASE),
+        "the node's name \"a/b\" has other characters than letters, digits and -_.:, or too many"
+    );
+    assert_eq!(refusal(&disk, "a", LEASE / 9), "a lease of 333.333333ms; it must last 1s or longer");
+    let path = dir.path().join("documents");
+    std::fs::write(&path, "a = \"1\"").unwrap();
+    let file = Registry::open(&table(&format!("kind = \"file\"\npath = \"{}\"", path.display())), None);
+    assert_eq!(refusal(&file.unwrap(), "a", LEASE), "the registry is a file, which cannot elect a leader");
+}
