@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Blocker, Clock, ObjectId, Pending, ReceiveBuffers, Result, Timestamp};
+use blocker::{BUCKET_BYTES, Blocker, Clock, Epoch, ObjectId, Pending, ReceiveBuffers, Result, Timestamp};
 
 use super::background::Background;
 use super::config::{ConfigError, ObjectCacheConfig};
@@ -133,6 +133,15 @@ impl ObjectCache {
         }
         let background = Background::new(Arc::clone(&shared));
         Ok((Self { inner: Arc::new(Inner { shared }) }, background))
+    }
+
+    /// Returns the epoch of another leader that has taken over from this cache, if the cache was
+    /// [elected](super::Writer::Elected) and the store has refused its epoch: the cache then does
+    /// nothing more that needs the store. [`Event::Fenced`](blocker::Event::Fenced) reports the
+    /// moment.
+    #[must_use]
+    pub fn deposed_by(&self) -> Option<Epoch> {
+        self.shared().store.epochs.deposed_by()
     }
 
     /// Returns the changes that were acknowledged as *cached*, can never be stored, and have not

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use blocker::{
-    BUCKET_BYTES, Capabilities, Durability, Namespace, NamespaceKey, NamespaceSettings,
-    OBJECT_BYTES_MAX_DEFAULT, WriteMode,
+    BUCKET_BYTES, Capabilities, Durability, Epoch, Namespace, NamespaceKey, NamespaceSettings,
+    OBJECT_BYTES_MAX_DEFAULT, WriteMode, WriterId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,21 @@ pub enum Writer {
     /// every change that it sends, so that a cache that has been replaced can do no harm. Stamps
     /// and claims of callers are refused as `Unsupported`.
     Cache,
+    /// The cache itself, for as long as it leads in an election among several hosts
+    /// ([`ObjectCacheConfig::leadership`]). As with `Cache`, but every namespace is claimed with the
+    /// epoch of the leadership, before the first request to the store that reads or changes
+    /// something in the namespace. If another leader has taken over, the cache refuses everything
+    /// that needs the store, in all namespaces, for good.
+    Elected,
+}
+
+/// A leadership in an election of the one writer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leadership {
+    /// The epoch, which no other leadership has.
+    pub epoch: Epoch,
+    /// The identity with which the epoch is claimed.
+    pub writer: WriterId,
 }
 
 /// The configuration of a single namespace.
@@ -139,8 +154,8 @@ pub struct ObjectCacheConfig {
     /// Two dirty runs of an object are sent in a single request if the gap between them is no
     /// longer than this and is cached completely: stores that take as long for 4 KiB as for 64 KiB
     /// are drained many times faster. The gap is then rewritten with the data that were read
-    /// earlier, which would undo a later write of another client. So this applies only with
-    /// [`Writer::Cache`], where there is no other writer. 0: only dirty bytes are written.
+    /// earlier, which would undo a later write of another client. So this applies only if the cache
+    /// itself is the [writer](Self::writer). 0: only dirty bytes are written.
     pub flush_gap_bytes_max: u64,
     /// The timeout of a flush request. When it expires, the outcome counts as unknown, and the
     /// cache asks the store what it has before it retries the flush.
@@ -182,6 +197,8 @@ pub struct ObjectCacheConfig {
     pub attached: bool,
     /// The party that acts as the writer towards the store.
     pub writer: Writer,
+    /// The leadership of the cache; required with [`Writer::Elected`], and only there.
+    pub leadership: Option<Leadership>,
     /// Whether to ask the kernel (`madvise`) for huge pages for the buckets. The index always asks
     /// for them.
     pub huge_pages: bool,
@@ -223,6 +240,7 @@ impl Default for ObjectCacheConfig {
             namespaces: Vec::new(),
             attached: true,
             writer: Writer::Callers,
+            leadership: None,
             huge_pages: false,
             lends_buckets: false,
             insight: Sampling::Off,

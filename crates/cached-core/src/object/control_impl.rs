@@ -77,8 +77,13 @@ impl Control for ObjectCache {
     fn release(&self, namespace: Namespace) -> Reply<()> {
         let shared = Arc::clone(self.shared());
         Reply::pending(async move {
-            if shared.control.config.writer == Writer::Callers {
-                return Err(Error::Unsupported("the callers of this cache are the writers".into()));
+            let why = match shared.control.config.writer {
+                Writer::Cache => None,
+                Writer::Callers => Some("the callers of this cache are the writers"),
+                Writer::Elected => Some("the writer is elected: a namespace belongs to the leader"),
+            };
+            if let Some(why) = why {
+                return Err(Error::Unsupported(why.into()));
             }
             log_waits::recovery_begun(&shared).await?;
             store_and_mark(&shared, &namespace).await?;

@@ -95,8 +95,8 @@ pub use blocker::{DirtyData, RemovedNamespace as Removed};
 pub use builder::ObjectCacheBuilder;
 pub use cache::{ObjectCache, WeakObjectCache};
 pub use config::{
-    ConfigError, MEMORY_BYTES_MIN, MEMORY_SHARES_MAX, MEMORY_WEIGHT_MAX, NamespaceConfig, OBJECT_BYTES_LIMIT,
-    ObjectCacheConfig, Writer,
+    ConfigError, Leadership, MEMORY_BYTES_MIN, MEMORY_SHARES_MAX, MEMORY_WEIGHT_MAX, NamespaceConfig,
+    OBJECT_BYTES_LIMIT, ObjectCacheConfig, Writer,
 };
 pub use control::Counters;
 pub use control::attach_state::{AttachState, AttachStatus};

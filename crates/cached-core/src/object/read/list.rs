@@ -7,6 +7,7 @@ use std::time::Duration;
 use blocker::{Error, ListEntry, ListReply, ListRequest, Name, Namespace, ObjectId, Result, Scope, Version};
 
 use crate::object::control::quotas::Counted;
+use crate::object::shared::claim::claim_before_read;
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
 use crate::object::state::{Head, Known};
@@ -23,6 +24,7 @@ async fn list_page(shared: &Arc<Shared>, mut request: ListRequest) -> Result<Lis
     request.entries_max = request.entries_max.clamp(1, shared.store.can.list_entries_max);
     let most = request.entries_max as usize;
     log_waits::scope_recovered(shared, &Scope::Namespace(request.namespace.clone())).await?;
+    claim_before_read(shared, &request.namespace).await?;
     loop {
         // The queue is read before the store is asked: an object that is stored in the meantime is
         // in one of the two.

@@ -17,7 +17,7 @@ use crate::object::memory::{Buckets, WHOLE};
 use crate::object::read_ahead::{Fetch, Marked, Request};
 use crate::object::shared::Shared;
 use crate::object::shared::calls::begin;
-use crate::object::shared::claim::ask_epoch;
+use crate::object::shared::claim::{ask_epoch, claim_before_read};
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
 use crate::object::state::ranges::{Kind, Ticket};
@@ -37,6 +37,7 @@ pub(crate) fn run_max(shared: &Shared) -> u64 {
 /// Carries out a load. Returns the loaded data, and buckets for the part that will be kept.
 async fn fetch(handle: &Handle, load: Load, call: Call, keep: Keep) -> Result<(Loaded, OwnedResources)> {
     let shared = &handle.shared;
+    claim_before_read(shared, &handle.id().namespace).await?;
     let buckets: u64 = load.runs.iter().map(|(_, len)| len / BUCKET_BYTES).sum();
     shared.metrics.loading.fetch_add(buckets, Ordering::Relaxed);
     let _loading = scopeguard::guard((), |()| {
@@ -184,6 +185,7 @@ pub(crate) async fn ask_info(
     class: Class,
     call: impl FnOnce() -> Call,
 ) -> Result<Option<Info>> {
+    claim_before_read(shared, &id.namespace).await?;
     let asking = begin(shared, namespace, (Lane::Change, class), 0).await?;
     let mut request = InfoRequest::new(id.clone());
     request.call = call();

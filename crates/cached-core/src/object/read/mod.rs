@@ -12,6 +12,7 @@ use load::{ask_info, begin_load, complete, load_head, run_max};
 use super::memory::{BUCKET_U64, Buckets, buckets_of};
 use super::shared::Shared;
 use super::shared::calls::begin;
+use super::shared::claim::claim_before_read;
 use super::shared::handle::{Handle, RangeGuard};
 use super::state::ranges::{Kind, Ticket};
 use super::state::{Env, Keep, Known, Load, Object};
@@ -190,6 +191,7 @@ async fn read_below(shared: &Arc<Shared>, mut request: ReadRequest, hash: u64) -
     let class = Class::of(request.call.priority);
     shared.metrics.of(namespace).misses.increment();
     shared.metrics.counts.direct_reads.increment();
+    claim_before_read(shared, &request.object.namespace).await?;
     let asking = begin(shared, namespace, (Lane::Load, class), request.len_bytes).await?;
     let mut reply = asking.read(shared, request).await?;
     reply.version = Version(shared.objects.remembered.shown_for(hash, reply.version.0));

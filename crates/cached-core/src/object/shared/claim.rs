@@ -11,7 +11,7 @@ use super::handle::Handle;
 use super::parts::StoreSide;
 use super::resources::OwnedResources;
 use super::{Shared, log_waits};
-use crate::object::config::{OTHERS, Writer};
+use crate::object::config::{Leadership, OTHERS, Writer};
 use crate::object::journal::JournalState;
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::store::epochs::{NAMESPACES_MAX, Own};
@@ -69,6 +69,20 @@ pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Re
     }
 }
 
+/// Claims a namespace before a request that reads from the store, if this cache is elected: an
+/// earlier leader can then no longer change what is read. So everything in an elected cache was
+/// read under its claim.
+///
+/// # Errors
+/// The same as for [`own_epoch`].
+#[inline]
+pub(crate) async fn claim_before_read(shared: &Arc<Shared>, namespace: &Namespace) -> Result<()> {
+    match shared.control.config.writer {
+        Writer::Elected => own_epoch(shared, namespace).await.map(drop),
+        Writer::Callers | Writer::Cache => Ok(()),
+    }
+}
+
 /// Takes over a namespace with an epoch above the one in force.
 ///
 /// # Errors
@@ -79,6 +93,9 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
         return Err(Error::OutOfSpace(why.into()));
     }
     let scope = Scope::Namespace(namespace.clone());
+    if let Some(Leadership { epoch, .. }) = shared.control.config.leadership {
+        return claim_elected(shared, namespace, epoch).await;
+    }
     let mut in_force = ask_epoch(&shared.store, scope.clone()).await?;
     for tries in 0..CLAIM_TRIES_MAX {
         // The step increases each time, because epochs just above may be in force in parts of the
@@ -113,6 +130,45 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
     Err(Error::Retryable(why.into()))
 }
 
+/// Takes over a namespace with the epoch of this cache's leadership.
+async fn claim_elected(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) -> Result<Epoch> {
+    match claim_below(&shared.store, &Scope::Namespace(namespace.clone()), epoch).await {
+        Ok(()) => {
+            shared.store.claims.forget_parts(namespace, epoch);
+            shared.store.epochs.set(namespace, Own::Held(epoch));
+            Ok(epoch)
+        }
+        Err(Error::Fenced { epoch: newer }) => Err(depose(shared, namespace, (epoch, newer))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Records that another writer holds a namespace with the epoch `newer`.
+fn depose(shared: &Arc<Shared>, namespace: &Namespace, (own, newer): (Epoch, Epoch)) -> Error {
+    let namespace_scope = Scope::Namespace(namespace.clone());
+    shared.store.epochs.set(namespace, Own::Deposed(newer));
+    let dropped = if shared.control.config.writer == Writer::Elected {
+        shared.store.epochs.depose(newer);
+        tracing::error!(
+            %namespace, %own, in_force = %newer,
+            "the store has refused the epoch of this leadership: another host leads, or has led"
+        );
+        Scope::All
+    } else {
+        tracing::error!(
+            %namespace, %own, in_force = %newer,
+            "another writer has taken over: changes are refused until this cache is restarted"
+        );
+        namespace_scope.clone()
+    };
+    shared.hub.publish(&Event::Fenced(namespace_scope, newer));
+    // This cache does not learn of the new writer's changes. The cleanup runs in the background,
+    // because a flush must not wait for memory.
+    let owned = Arc::clone(shared);
+    shared.background.add(Box::pin(async move { log_failure(drop_clean(&owned, &dropped).await) }));
+    Error::Fenced { epoch: newer }
+}
+
 /// Repeats an earlier claim, which shows whether it is still in force.
 async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) -> Result<Epoch> {
     let scope = Scope::Namespace(namespace.clone());
@@ -127,19 +183,7 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
             hold_renewed(shared, namespace, newer);
             Ok(newer)
         }
-        Err(Error::Fenced { epoch: newer }) => {
-            shared.store.epochs.set(namespace, Own::Deposed(newer));
-            tracing::error!(
-                %namespace, own = %epoch, in_force = %newer,
-                "another writer has taken over: changes are refused until this cache is restarted"
-            );
-            shared.hub.publish(&Event::Fenced(scope.clone(), newer));
-            // This cache does not learn of the new writer's changes. The cleanup runs in the
-            // background, because a flush must not wait for memory.
-            let own = Arc::clone(shared);
-            shared.background.add(Box::pin(async move { log_failure(drop_clean(&own, &scope).await) }));
-            Err(Error::Fenced { epoch: newer })
-        }
+        Err(Error::Fenced { epoch: newer }) => Err(depose(shared, namespace, (epoch, newer))),
         Err(error) => Err(error),
     }
 }
@@ -205,7 +249,7 @@ async fn claim_below(store: &StoreSide, scope: &Scope, epoch: Epoch) -> Result<(
 /// Records the store's response to a change of an object. If the store has refused the change
 /// because of this cache's own epoch, the change can be repeated; if it was another writer's epoch,
 /// that epoch may cover more than the object.
-pub(crate) fn note_answer<T>(shared: &Shared, object: &ObjectId, answer: Result<T>) -> Result<T> {
+pub(crate) fn note_answer<T>(shared: &Arc<Shared>, object: &ObjectId, answer: Result<T>) -> Result<T> {
     match answer {
         Err(Error::Fenced { epoch }) if shared.store.epochs.is_own(&object.namespace, epoch) => {
             Err(Error::Retryable("the namespace was claimed with a new epoch in the meantime".into()))
@@ -220,18 +264,32 @@ pub(crate) fn note_answer<T>(shared: &Shared, object: &ObjectId, answer: Result<
 
 /// Records that the store has refused a change of an object because `newer` is in force: for the
 /// object alone, or for more.
-fn note_refusal(shared: &Shared, object: &ObjectId, newer: Epoch) {
+fn note_refusal(shared: &Arc<Shared>, object: &ObjectId, newer: Epoch) {
     if shared.control.config.writer == Writer::Callers {
         return;
     }
     if shared.store.epochs.epoch(&object.namespace).is_some_and(|own| own < newer) {
         shared.store.claims.note(&Scope::Object(object.clone()), newer);
         shared.store.epochs.unconfirm(newer, |namespace| *namespace == object.namespace);
+        confirm_if_elected(shared);
+    }
+}
+
+/// If this cache is elected, finds out in the background whether it still leads: an election must
+/// learn of a new leader even if no client asks for anything.
+fn confirm_if_elected(shared: &Arc<Shared>) {
+    if shared.control.config.writer != Writer::Elected {
+        return;
+    }
+    for namespace in shared.store.epochs.unconfirmed() {
+        let own = Arc::clone(shared);
+        // If there is no answer, the next request in the namespace asks again.
+        shared.background.add(Box::pin(async move { drop(own_epoch(&own, &namespace).await) }));
     }
 }
 
 /// Records a claim that the store has reported.
-pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
+pub(crate) fn note_claim_event(shared: &Arc<Shared>, scope: &Scope, epoch: Epoch) {
     if shared.fences_callers() {
         return shared.store.claims.note(scope, epoch);
     }
@@ -244,7 +302,10 @@ pub(crate) fn note_claim_event(shared: &Shared, scope: &Scope, epoch: Epoch) {
                 shared.store.claims.note(scope, epoch);
             }
         }
-        (_, own) => shared.store.epochs.unconfirm(epoch, |it| own.is_none_or(|own| own == it)),
+        (_, own) => {
+            shared.store.epochs.unconfirm(epoch, |it| own.is_none_or(|own| own == it));
+            confirm_if_elected(shared);
+        }
     }
 }
 

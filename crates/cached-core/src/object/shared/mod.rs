@@ -66,6 +66,10 @@ impl Shared {
         journal: Option<(OpenJournal, JournalOptions)>,
     ) -> Result<Self, ConfigError> {
         config.check(&below.capabilities())?;
+        if config.leadership.is_some() != (config.writer == Writer::Elected) {
+            let why = "must be set if the writer is Elected, and only then".into();
+            return Err(ConfigError { key: "leadership", why });
+        }
         let (pool, queues) = memory(&config)?;
         let namespaces = Namespaces::new(&config);
         let index = Index::new(config.objects_count_max, &namespaces)
@@ -82,7 +86,8 @@ impl Shared {
             }
         };
         let objects = Objects::new(index, &config);
-        let epochs = Epochs::new(&objects.hasher, log.as_ref().map(ChangeLog::writer));
+        let elected = config.leadership.map(|leadership| leadership.writer);
+        let epochs = Epochs::new(&objects.hasher, elected.or_else(|| log.as_ref().map(ChangeLog::writer)));
         Ok(Self {
             metrics: Metrics::new(&namespaces, &dirty_limits(&config, pool.count_min(), &namespaces)),
             read_ahead: ReadAhead::new(&config, pool.count_min(), &namespaces),

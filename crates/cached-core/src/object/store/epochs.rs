@@ -27,7 +27,7 @@ pub(crate) enum Own {
     Deposed(Epoch),
 }
 
-/// The epochs of a cache that is the writer itself ([`Writer::Cache`](crate::object::Writer)): the
+/// The epochs of a cache that is the writer itself ([`Writer`](crate::object::Writer)): the
 /// epochs that it has claimed, and whether they are still in force. `shared/claim.rs` obtains them.
 ///
 /// ```text
@@ -37,6 +37,8 @@ pub(crate) enum Own {
 ///                                                           └──> Deposed: every change is refused, until a restart
 /// any, with nothing left to be stored ──released──> (none)
 /// ```
+///
+/// An elected cache is deposed in all namespaces at once, and no namespace is released.
 pub(crate) struct Epochs {
     pub(crate) writer: WriterId,
     /// Read by every flush and every forwarded change, written at claims. An entry for each
@@ -54,10 +56,12 @@ pub(crate) struct Epochs {
     /// Allows a single claim in flight at a time.
     pub(crate) claiming: Permits,
     sequence: AtomicU64,
+    /// The epoch that has deposed this cache in all namespaces; 0: none.
+    deposed_by: AtomicU64,
 }
 
 impl Epochs {
-    /// `writer` is the writer ID of the claims, if an earlier process used one.
+    /// `writer` is the writer ID of the claims, if it is given, or an earlier process used one.
     pub(crate) fn new(hasher: &KeyHasher, writer: Option<WriterId>) -> Self {
         Self {
             writer: writer.unwrap_or_else(WriterId::random),
@@ -66,6 +70,7 @@ impl Epochs {
             generation: AtomicU32::new(1),
             claiming: Permits::new(1),
             sequence: AtomicU64::new(0),
+            deposed_by: AtomicU64::new(0),
         }
     }
 
@@ -74,7 +79,21 @@ impl Epochs {
         self.generation.load(Ordering::SeqCst)
     }
 
+    /// Returns the epoch that has deposed this cache in all namespaces, if any.
+    pub(crate) fn deposed_by(&self) -> Option<Epoch> {
+        Some(self.deposed_by.load(Ordering::SeqCst)).filter(|epoch| *epoch > 0).map(Epoch)
+    }
+
+    /// Deposes this cache in all namespaces, for good.
+    pub(crate) fn depose(&self, newer: Epoch) {
+        self.deposed_by.fetch_max(newer.0, Ordering::SeqCst);
+        self.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
     pub(crate) fn get(&self, namespace: &Namespace) -> Option<Own> {
+        if let Some(epoch) = self.deposed_by() {
+            return Some(Own::Deposed(epoch));
+        }
         self.namespaces.get(namespace).map(|own| *own)
     }
 
@@ -172,6 +191,11 @@ impl Epochs {
     /// Returns the namespaces whose epochs are held.
     pub(crate) fn held(&self) -> Vec<Namespace> {
         self.in_role(|own| matches!(own, Own::Held(_)))
+    }
+
+    /// Returns the namespaces whose epochs may no longer be held.
+    pub(crate) fn unconfirmed(&self) -> Vec<Namespace> {
+        self.in_role(|own| matches!(own, Own::Unconfirmed(_)))
     }
 
     fn in_role(&self, is_meant: impl Fn(&Own) -> bool) -> Vec<Namespace> {

@@ -326,7 +326,7 @@ async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<
         let empty = Change::Write { offset: 0, data: Segments::new() };
         version = Some(change(empty).await?.version.0);
     }
-    if shared.control.config.writer == Writer::Cache {
+    if shared.control.config.writer != Writer::Callers {
         // Stamps must reach the store in order.
         for runs in rest {
             version = Some(send_runs(terms, runs).await?);
@@ -388,7 +388,7 @@ fn succeeded(shared: &Shared) {
 /// afterwards, if it is certain.
 async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let (shared, id) = (&terms.handle.shared, terms.handle.id());
-    let is_alone = shared.control.config.writer == Writer::Cache;
+    let is_alone = shared.control.config.writer != Writer::Callers;
     let size = plan.head.size;
     if size > shared.store.can.request_bytes_max || !shared.store.can.conditions && !is_alone {
         tracing::warn!(object = %id, "the store has lost writes of an object: the cache rewrites the bytes that it has");

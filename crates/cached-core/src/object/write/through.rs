@@ -61,7 +61,7 @@ async fn forward(
     let has_quota = shared.control.quotas.has(handle.namespace());
     let kind = match shared.control.config.writer {
         Writer::Callers => Kind::Forward,
-        Writer::Cache => Kind::Stamped,
+        Writer::Cache | Writer::Elected => Kind::Stamped,
     };
     let mut is_whole = taken.keeping() == WriteMode::Back || needs_version;
     let guard = loop {
