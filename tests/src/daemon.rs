@@ -221,6 +221,14 @@ impl Daemon {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
+    /// Returns whether the process runs: it has neither ended nor been stopped.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        !matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: kill accesses no memory; only this value waits for the child, so the PID is still

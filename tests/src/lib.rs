@@ -62,6 +62,7 @@ pub mod nbd;
 pub mod object_client;
 pub mod outside;
 pub mod page;
+pub mod pair;
 pub mod password;
 pub mod pattern;
 pub mod play;

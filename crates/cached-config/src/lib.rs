@@ -25,6 +25,7 @@
 
 mod backend;
 mod config_file;
+mod election_table;
 mod http_table;
 mod journal_table;
 mod keys;
@@ -43,6 +44,7 @@ pub use cached_process::notify;
 pub use config_file::{
     ConfigError, eviction_policy, invalid, parse_config, read_config, require, secret, secret_warning, within,
 };
+pub use election_table::ElectionTable;
 pub use http_table::HttpTable;
 pub use journal_table::{DurabilityName, JournalTable};
 pub use keys::units;

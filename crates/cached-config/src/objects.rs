@@ -3,6 +3,7 @@
 use crate::backend::BackendTable;
 use crate::config_file::{ConfigError, eviction_policy, invalid, require};
 use crate::config_keys;
+use crate::election_table::{ElectionTable, check_election};
 use crate::http_table::HttpTable;
 use crate::journal_table::{DurabilityName, JournalTable, check_durability};
 use crate::lifecycle::{StartError, Waiting};
@@ -11,8 +12,8 @@ use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, NamespaceKey, Na
 use cached_core::arena::MemoryRange;
 use cached_core::insight::Sampling;
 use cached_core::object::{
-    Background, ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCache,
-    ObjectCacheConfig, OpenJournal, Writer,
+    Background, ConfigError as CacheConfigError, Leadership, NamespaceConfig, OBJECT_BYTES_LIMIT,
+    ObjectCache, ObjectCacheConfig, OpenJournal, Writer,
 };
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -61,6 +62,8 @@ config_keys! {
     pub write: WriteMode = same(write);
     /// The writer that makes the changes that reach the store.
     pub writer: Writer = same(writer);
+    /// The election of the writer, if it is elected; `None` for the defaults.
+    pub election: Option<ElectionTable> = own(None);
     /// The minimum durability of an acknowledgement in namespaces with a journal.
     pub durability: DurabilityName = own(DurabilityName::Cached);
     /// The maximum time for a shutdown to store dirty data.
@@ -78,6 +81,9 @@ config_keys! {
     /// that shares memory between this cache and another.
     #[serde(skip)]
     pub memory_range: Option<MemoryRange> = same(memory_range);
+    /// The leadership of this process, if the writer is elected. Not a key.
+    #[serde(skip)]
+    pub leadership: Option<Leadership> = same(leadership);
 }
 
 /// An element of `[[objects.namespaces]]`. In the file, its settings are keys beside the other
@@ -280,6 +286,7 @@ impl ObjectsTable {
         self.check_ranges("objects")?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
         self.cache()?.check(&Capabilities::full(OBJECT_BYTES_LIMIT)).map_err(ConfigError::from)?;
+        check_election(self)?;
         check_durability(self)?;
         self.http.as_ref().map_or(Ok(()), |http| http.check(self.object_bytes_max.0))?;
         self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))

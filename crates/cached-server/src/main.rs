@@ -176,7 +176,7 @@ fn serve(
             (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?)
         }
         Some(mut take_over) => {
-            let sockets = ObjectSockets::open(config.file.synapse.as_ref(), take_over.take_object_sockets());
+            let sockets = ObjectSockets::take_over(&config, take_over.take_object_sockets());
             let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
             let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
             server.wait_for_store()?;
@@ -447,7 +447,9 @@ fn announce(
         limits.objects = objects.memory_bytes_max() as usize;
         limits.object_listener = objects.listener_bytes_max() as usize;
         let (listeners, http) = (objects.addresses(), objects.http_addresses());
-        if listeners.is_empty() && http.is_empty() {
+        if let Some((node, address)) = objects.candidate() {
+            let _ = writeln!(text, "objects on {address} while {node} leads: the writer is elected");
+        } else if listeners.is_empty() && http.is_empty() {
             let _ = writeln!(text, "objects on nowhere: there is neither [synapse] nor [objects.http]");
         }
         for (how, listeners) in [("", listeners), (" over HTTP", http)] {

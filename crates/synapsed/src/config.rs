@@ -12,9 +12,9 @@ use blocker::{Durability, Memory, NamespaceKey};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
     BackendTable, ConfigError, DrainTimes, HttpTable, InsightTable, Listening, ObjectsTable, Secrets,
-    SynapseTable, check_addresses, invalid, parse_config, secret_warning,
+    SynapseTable, check_addresses, invalid, parse_config, require, secret_warning,
 };
-use cached_core::object::ObjectCache;
+use cached_core::object::{ObjectCache, Writer};
 use cached_process::log::LogTable;
 use cached_tls::ServerTls;
 use cached_tracing::TracingTable;
@@ -148,6 +148,9 @@ impl Config {
                 "is not a key here; the store behind the cache is set by the top-level key backend",
             );
         }
+        require(table.writer != Writer::Elected, "objects.writer", || {
+            "is \"elected\", which is for cached: run cached on each host of the pair, with the same [objects] table".into()
+        })?;
         table.check_cache().map_err(in_this_file)?;
         Ok(Some(table))
     }

@@ -16,6 +16,7 @@ mod console;
 mod console_storage;
 mod differential;
 mod doctor;
+mod election;
 mod failure;
 mod insight;
 mod journal_disk;

@@ -6,6 +6,7 @@ mod doctor;
 mod insight;
 mod journal;
 mod journal_export;
+mod leader;
 mod namespaces;
 mod object;
 mod operate;
@@ -185,6 +186,10 @@ pub(crate) enum Command {
     /// it, through its admin listener (--admin).
     #[command(subcommand)]
     Cache(operate::Cache),
+    /// Show the election of the host that writes to the store, or make the leader step down, through
+    /// the admin listener of a cached with writer = "elected" (--admin).
+    #[command(subcommand)]
+    Leader(leader::Leader),
     /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running
     /// cached, through its admin listener (--admin); import and export contents, directly in the
     /// store (--backend).
@@ -268,6 +273,7 @@ impl Command {
             Self::S3(s3) => s3.run(call),
             Self::Namespace(namespaces) => namespaces.run(call),
             Self::Cache(cache) => cache.run(call),
+            Self::Leader(leader) => leader.run(call),
             Self::Volume(volume) => volume.run(call),
             Self::Mrc { scope } => insight::mrc(call, scope.as_deref()),
             Self::Hot { count } => insight::hot(call, *count),

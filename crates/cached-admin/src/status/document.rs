@@ -73,6 +73,9 @@ pub struct Document {
     /// The store behind the object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<Store>,
+    /// The election of the host that writes to the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub election: Option<ElectionPart>,
     /// The synapse listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synapse: Option<Synapse>,
@@ -102,6 +105,46 @@ pub struct HealthPart {
     pub started: bool,
     /// The reasons why the program is not ready, one line each.
     pub reasons: Vec<String>,
+}
+
+/// The election of the host that writes to the store.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ElectionPart {
+    /// `leader`, `taking` while this host claims the store, or `standby`.
+    pub role: &'static str,
+    /// This host's name in the election.
+    pub node: String,
+    /// The address of this host that others are told.
+    pub address: String,
+    /// The epoch of this host's leadership.
+    pub epoch: Option<u64>,
+    /// The leader, if one is known.
+    pub leader: Option<LeaderPart>,
+    /// The time at which this host's part began, in milliseconds of Unix time; 0 without one.
+    pub since_unix_ms: u64,
+    /// The reason for the last change of this host's part.
+    pub reason: String,
+    /// The time without a renewal after which another host takes over.
+    pub lease_ms: u64,
+    /// The time for which this host leads without a further renewal.
+    pub lease_remaining_ms: u64,
+    /// The number of changes of this host's part, by reason.
+    pub changes: BTreeMap<&'static str, u64>,
+    /// The error of the last operation of the registry, unless it has succeeded.
+    pub registry_error: Option<String>,
+    /// Acknowledged data that were not stored when a leadership of this host ended.
+    pub lost_bytes: u64,
+}
+
+/// The leader of an election.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeaderPart {
+    /// Its name.
+    pub node: String,
+    /// The address at which clients reach it.
+    pub address: String,
+    /// Its epoch.
+    pub epoch: u64,
 }
 
 /// The memory of one owner, in bytes.

@@ -39,12 +39,15 @@ pub enum Writer {
 }
 
 /// A leadership in an election of the one writer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Leadership {
     /// The epoch, which no other leadership has.
     pub epoch: Epoch,
     /// The identity with which the epoch is claimed.
     pub writer: WriterId,
+    /// The namespace with the records of the election itself, which all hosts change: the cache
+    /// neither claims it nor serves it.
+    pub records: Option<Namespace>,
 }
 
 /// The configuration of a single namespace.

@@ -21,8 +21,8 @@ struct Leaders {
 }
 
 fn leader(write: WriteMode, epoch: u64) -> ObjectCacheConfig {
-    let leadership = Leadership { epoch: Epoch(epoch), writer: WriterId(u128::from(epoch)) };
-    let leadership = Some(leadership);
+    let records = Some(namespace("registry"));
+    let leadership = Some(Leadership { epoch: Epoch(epoch), writer: WriterId(u128::from(epoch)), records });
     ObjectCacheConfig { dirty_age_max: SECOND, writer: Writer::Elected, leadership, ..small(write) }
 }
 
@@ -200,6 +200,21 @@ fn a_claim_whose_answer_is_lost_is_repeated_with_the_same_epoch() {
     leaders.write(&cache, &id("a"), pattern(1, 0, 100)).unwrap();
     assert_eq!(leaders.in_force("ns"), 6);
     assert_eq!(cache.deposed_by(), None);
+}
+
+#[test]
+fn the_records_of_the_election_are_neither_served_nor_claimed() {
+    let mut leaders = Leaders::new();
+    let cache = leaders.start(WriteMode::Back, 1);
+    let record = ObjectId::new(namespace("registry"), id("a").name);
+    fill(leaders.store.memory(), &record, pattern(1, 0, 100));
+    leaders.store.clear_log();
+    let read = leaders.read(&cache, &record);
+    assert!(matches!(read, Err(Error::Denied(_))), "{read:?}");
+    let written = leaders.write(&cache, &record, pattern(2, 0, 100));
+    assert!(matches!(written, Err(Error::Denied(_))), "{written:?}");
+    assert_eq!(leaders.store.log().len(), 0, "{:?}", leaders.store.log());
+    leaders.write(&cache, &id("a"), pattern(1, 0, 100)).unwrap();
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The configuration file as a whole: reading, checking and writing; and its small tables.
 
 use super::Config;
+use super::election;
 use super::memcached::MemcachedTable;
 #[cfg(feature = "sidecar")]
 use super::s3::S3Table;
@@ -15,6 +16,7 @@ use cached_core::arena::MemoryRange;
 use cached_core::kv::policy;
 use cached_memcached::settings::Settings;
 use cached_process::log::LogTable;
+use cached_registry::{Mistake, RegistryTable};
 use cached_tracing::TracingTable;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -34,6 +36,8 @@ pub struct File {
     pub(crate) shared_memory: Option<SharedMemoryTable>,
     /// The synapse listener of the object cache, if one is configured.
     pub synapse: Option<SynapseTable>,
+    /// The registry of documents that hosts share, if one is configured.
+    pub registry: Option<RegistryTable>,
     /// The volumes in the object cache, if they are configured.
     pub volumes: Option<VolumesTable>,
     /// The NBD listener that serves the volumes, if one is configured.
@@ -107,6 +111,11 @@ impl File {
             volumes.check(self.objects.as_ref())?;
         }
         self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))?;
+        if let Some(registry) = &self.registry {
+            let wrong = |mistake: Mistake| ConfigError::new(format!("registry.{}", mistake.key), mistake.why);
+            registry.check().map_err(wrong)?;
+        }
+        election::check(self)?;
         Ok(settings)
     }
 

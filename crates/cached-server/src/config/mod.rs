@@ -13,11 +13,13 @@
 //! |---|---|
 //! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
 //! | `memcached`, `volumes`, `s3` | `[memcached]`; `[volumes]` and `[nbd]`; `[s3]` |
+//! | `election` | what `writer = "elected"` requires of the tables |
 //!
 //! [`Config::load`] reads every file that the configuration names, and refuses everything that the
 //! startup would refuse. `--check-config` performs exactly the same checks; neither takes a lock,
 //! or creates a file.
 
+mod election;
 mod file;
 mod memcached;
 #[cfg(feature = "sidecar")]
@@ -32,6 +34,7 @@ pub use cached_config::{
     RemoteTable, Secrets, Size, SynapseTable,
 };
 pub use cached_tracing::TracingTable;
+pub(crate) use election::{address as election_address, is_elected};
 pub use file::File;
 pub(crate) use file::share;
 #[cfg(not(feature = "sidecar"))]

@@ -1,6 +1,7 @@
 //! `[volumes]`: disks in the object cache; `[nbd]`: the listener that serves them. Without its
 //! table, each of the two is off.
 
+use super::is_elected;
 use blocker::{Durability, NAME_BYTES_MAX, WriteMode};
 use cached_config::{
     ConfigError, Listening, ObjectsTable, Size, check_tls, config_keys, exposure, invalid, require,
@@ -95,6 +96,11 @@ impl VolumesTable {
         })?;
         require(self.owner.len() <= TEXT_BYTES_MAX, "volumes.owner", || {
             format!("has {} bytes; it must have at most {TEXT_BYTES_MAX}", self.owner.len())
+        })?;
+        require(!(self.fua == Some(FuaName::Journaled) && is_elected(objects)), "volumes.fua", || {
+            "is \"journaled\"; with writer = \"elected\" it must be \"stored\", because the host that takes over does \
+             not have a journal"
+                .into()
         })?;
         let is_possible = self.fua != Some(FuaName::Journaled) || objects.journal.is_some();
         require(is_possible, "volumes.fua", || {

@@ -16,7 +16,9 @@
 //! | `http` | the listener for HTTP requests |
 //! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
 //! | `volumes` | volumes in the cache, served over NBD |
+//! | `election` | the election of the writer among several hosts: a cache only while this host leads |
 
+mod election;
 mod http;
 mod open;
 mod thread;
@@ -29,17 +31,19 @@ use crate::config::{BackendTable, Config, ConfigError, ListenerFiles, Secrets};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::slow::SlowLog;
+use cached_admin::sources::Shown;
 use cached_config::{ListenerThreads, StartError};
 use cached_memcached::ObjectStatistics;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
+use election::{Candidacy, Reported, Standing};
 use open::{ObjectListener, OpenObjects, Opening, Parts};
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use thread::ObjectThread;
+use thread::{Election, ObjectThread};
 use tokio::sync::oneshot;
 use volumes::{VolumeService, VolumesOpening};
 
@@ -59,6 +63,9 @@ pub enum ObjectsError {
     /// The volumes, or their listener, cannot be opened.
     #[error("volumes: {0}")]
     Volumes(String),
+    /// This host cannot take part in the election of the writer.
+    #[error("the election: {0}")]
+    Election(String),
     /// A thread or its runtime cannot be created.
     #[error("cannot start a thread of the object cache: {0}")]
     Thread(#[from] io::Error),
@@ -86,9 +93,10 @@ impl ObjectsError {
                 Some(path) => error.in_file(path).into(),
                 None => error.into(),
             },
-            error @ (ObjectsError::Store(_) | ObjectsError::Listener(_) | ObjectsError::Volumes(_)) => {
-                Failure::new(Exit::Refused, error)
-            }
+            error @ (ObjectsError::Store(_)
+            | ObjectsError::Listener(_)
+            | ObjectsError::Volumes(_)
+            | ObjectsError::Election(_)) => Failure::new(Exit::Refused, error),
             error @ (ObjectsError::Thread(_) | ObjectsError::Ended) => Failure::new(Exit::Trouble, error),
         }
     }
@@ -97,9 +105,16 @@ impl ObjectsError {
 /// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and
 /// then [`ObjectHandOver::serve`](cached_memcached::ObjectHandOver::serve) have been called.
 pub struct Objects {
-    open: OpenObjects,
+    open: Open,
     memory_bytes_max: u64,
     thread: ObjectThread,
+}
+
+/// What is open before the threads run.
+enum Open {
+    Cache(OpenObjects),
+    /// A cache is opened when this host leads.
+    Candidacy(Candidacy, Option<Shown>),
 }
 
 impl Objects {
@@ -139,26 +154,44 @@ impl Objects {
             tracer: tracer.cloned(),
             slow: slow.clone(),
             health: admin.map(|admin| admin.health().clone()),
+            leads: None,
         };
-        let open = opening.open(end)?;
+        let standing = Standing::of(config, opening.secrets.store.clone(), admin)?;
+        let statistics = ObjectStatistics::new(slow);
+        let (open, election) = match standing {
+            None => {
+                let open = opening.open(end)?;
+                statistics.set(&open.parts.cache, open.parts.listener.as_ref().map(ObjectListener::metrics));
+                (Open::Cache(open), None)
+            }
+            Some(standing) => {
+                let (reported, shown) = Reported::new(&standing, admin);
+                let candidacy = standing.open(&reported, end)?;
+                (Open::Candidacy(candidacy, shown), Some(Election { standing: Arc::new(standing), reported }))
+            }
+        };
         let is_in_memory = matches!(objects.backend, Some(BackendTable::Memory(_)));
         let obstacle =
             is_in_memory.then_some("the object store is in memory and would be lost; restart instead");
         let sockets = match sockets {
+            _ if election.is_some() => ObjectSockets::default(),
             Some(sockets) => sockets,
             // Opened last, so that clients are refused until the store is available.
             None => ObjectSockets::open(config.file.synapse.as_ref(), Vec::new())?,
         };
-        let control = ObjectsControl::new(sockets, obstacle);
+        let control = ObjectsControl::new(sockets, obstacle, election.is_some());
         if let Some(admin) = admin {
             let control = control.clone();
             admin.health().check_readiness(move || {
                 control.is_released().then(|| "another process is taking over the object cache".into())
             });
         }
-        let statistics = ObjectStatistics::new(slow);
-        statistics.set(&open.parts.cache, open.parts.listener.as_ref().map(ObjectListener::metrics));
-        let memory_bytes_max = objects.cache_bytes_max() + open.parts.store.memory_bytes_max();
+        let store_bytes_max = match &open {
+            Open::Cache(open) => open.parts.store.memory_bytes_max(),
+            // A connection of the cache as well.
+            Open::Candidacy(candidacy, _) => 2 * candidacy.store_bytes_max(),
+        };
+        let memory_bytes_max = objects.cache_bytes_max() + store_bytes_max;
         let thread = ObjectThread {
             control,
             reload: ReloadObjects::new(opening),
@@ -166,6 +199,7 @@ impl Objects {
             admin: admin.map(Arc::downgrade),
             flush_max: LiveSecs::new(objects.shutdown_flush_secs),
             drain_timeout: LiveSecs::new(settings.drain.timeout_secs),
+            election,
         };
         Ok(Some(Objects { open, memory_bytes_max, thread }))
     }
@@ -177,7 +211,9 @@ impl Objects {
 
     /// Returns the maximum memory use of the listeners, including that of volumes, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
-        let Parts { listener, http, volumes, .. } = &self.open.parts;
+        let Open::Cache(OpenObjects { parts: Parts { listener, http, volumes, .. }, .. }) = &self.open else {
+            return self.thread.reload.opening().listener_bytes_max();
+        };
         let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);
         let http = http.as_ref().map_or(0, |http| http.server.memory_bytes_max());
         listener.as_ref().map_or(0, |listener| listener.memory_bytes_max) + http + volumes
@@ -185,12 +221,25 @@ impl Objects {
 
     /// Returns the addresses at which volumes are served.
     pub fn volume_addresses(&self) -> &[String] {
-        self.open.parts.volumes.as_ref().map_or(&[], VolumeService::addresses)
+        match &self.open {
+            Open::Cache(open) => open.parts.volumes.as_ref().map_or(&[], VolumeService::addresses),
+            Open::Candidacy(..) => &[],
+        }
     }
 
     /// Returns the addresses of the HTTP listener.
     pub fn http_addresses(&self) -> Vec<String> {
-        self.open.parts.http.as_ref().map_or_else(Vec::new, |http| http.server.urls())
+        match &self.open {
+            Open::Cache(open) => open.parts.http.as_ref().map_or_else(Vec::new, |http| http.server.urls()),
+            Open::Candidacy(..) => Vec::new(),
+        }
+    }
+
+    /// Returns this host's name and address in the election of the writer, if it is elected: then
+    /// the listeners are open only while this host leads.
+    pub fn candidate(&self) -> Option<(&str, &str)> {
+        let Standing { node, address, .. } = &*self.thread.election.as_ref()?.standing;
+        Some((node, address))
     }
 
     /// Returns the addresses of the synapse listener.
@@ -225,11 +274,20 @@ impl Objects {
         let thread = ObjectThread { drain_timeout, ..thread };
         let (sender, ended) = oneshot::channel();
         let running = RunningObjects { thread: thread.clone(), ended };
-        thread.listen(&open)?;
-        let shown = thread.show(&open.parts);
+        let run: Box<dyn FnOnce() -> Result<(), ShutdownError> + Send> = match open {
+            Open::Cache(open) => {
+                thread.listen(&open)?;
+                let shown = thread.show(&open.parts);
+                Box::new(move || thread.run(open, shown))
+            }
+            Open::Candidacy(candidacy, shown) => Box::new(move || {
+                let _shown = shown;
+                thread.run_elected(candidacy)
+            }),
+        };
         std::thread::Builder::new().name("object-cache".into()).spawn(move || {
             // Fails if the end was forced, in which case the receiver no longer waits.
-            let _ = sender.send(thread.run(open, shown));
+            let _ = sender.send(run());
         })?;
         Ok(running)
     }

@@ -5,10 +5,13 @@
 //! over by another process, and stay open while one cache ends and the next begins: clients that
 //! connect meanwhile wait instead of being refused.
 
+use super::election::gate::{Gate, Holds};
 use super::http::HttpService;
 use super::volumes::{Kept, VolumeService, VolumesOpening};
 use super::{ListenerThreads, ObjectsError};
-use crate::config::{BackendTable, ConfigError, ListenerFiles, ObjectsTable, Secrets, SynapseTable};
+use crate::config::{
+    BackendTable, Config, ConfigError, ListenerFiles, ObjectsTable, Secrets, SynapseTable, is_elected,
+};
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Measurements, Traced};
@@ -17,7 +20,7 @@ use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{StoreSource, measured};
 use cached_config::{LiveObjects, OpenOptions, Store, Waiting, begin_recovery, log_events, log_recovery};
 use cached_core::insight::Sampling;
-use cached_core::object::{Background, ObjectCache};
+use cached_core::object::{Background, Leadership, ObjectCache};
 use cached_process::files::SocketFile;
 use cached_process::reload::LiveSecs;
 use parking_lot::Mutex;
@@ -44,6 +47,8 @@ pub(super) struct Opening {
     pub(super) slow: Arc<SlowLog>,
     /// Shows what the startup waits for. If present, requests to the store are measured.
     pub(super) health: Option<Health>,
+    /// Whether this host leads now, if the writer is elected.
+    pub(super) leads: Option<Holds>,
 }
 
 /// An open object cache, none of whose threads run yet.
@@ -156,11 +161,29 @@ impl Opening {
         Ok(Some(ObjectListener { server, memory_bytes_max, _threads: threads }))
     }
 
+    /// Returns the maximum memory of the listeners, in bytes.
+    pub(super) fn listener_bytes_max(&self) -> u64 {
+        let synapse = self.synapse.as_ref().map_or(0, |table| table.server().memory_bytes_max());
+        let http = self.objects.http.as_ref().map_or(0, |table| {
+            table.server(self.files.http_keys.clone(), self.files.http_tls.clone()).memory_bytes_max()
+        });
+        synapse + http + self.volumes.as_ref().map_or(0, VolumesOpening::listener_bytes_max)
+    }
+
     /// Returns the cache as clients use it.
     fn served(&self, cache: &ObjectCache) -> Arc<dyn Blocker> {
-        let cache: Arc<dyn Blocker> = Arc::new(cache.clone());
+        let cache = self.gated(cache);
         match &self.tracer {
             Some(tracer) => Arc::new(Traced::cache(cache, tracer.clone())),
+            None => cache,
+        }
+    }
+
+    /// Returns the cache, behind a gate if the writer is elected.
+    fn gated(&self, cache: &ObjectCache) -> Arc<dyn Blocker> {
+        let cache: Arc<dyn Blocker> = Arc::new(cache.clone());
+        match &self.leads {
+            Some(leads) => Arc::new(Gate::new(cache, Arc::clone(leads))),
             None => cache,
         }
     }
@@ -182,7 +205,9 @@ impl Opening {
         kept: Option<Kept>,
     ) -> Result<Option<VolumeService>, ObjectsError> {
         match &self.volumes {
-            Some(volumes) => volumes.open(&self.objects, cache, control, kept).await.map(Some),
+            Some(volumes) => {
+                volumes.open(&self.objects, (cache, self.gated(cache)), control, kept).await.map(Some)
+            }
             None => Ok(None),
         }
     }
@@ -244,6 +269,15 @@ impl ReloadObjects {
         self.in_force.lock().opening.clone()
     }
 
+    /// Returns the current parameters for opening the cache of a leadership, with which its listeners
+    /// can be opened again; `leads` returns whether this host leads.
+    pub(super) fn lead(&self, leadership: Leadership, leads: Holds) -> Opening {
+        let mut in_force = self.in_force.lock();
+        in_force.opening.objects.leadership = Some(leadership);
+        in_force.opening.leads = Some(leads);
+        in_force.opening.clone()
+    }
+
     /// Applies further changes to this cache.
     pub(super) fn set(&self, live: Option<LiveObjects>) {
         self.in_force.lock().live = live;
@@ -263,13 +297,18 @@ impl ReloadObjects {
     ) -> Result<Vec<String>, ConfigError> {
         let mut in_force = self.in_force.lock();
         let InForce { opening, live } = &mut *in_force;
-        let Some(live) = live else {
-            let why = "cannot change while another process is taking over; reload again afterwards";
-            return Err(ConfigError::new("objects", why));
+        let changed = match live {
+            Some(live) => live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?,
+            // A standby has nothing to change: its next cache has the new values.
+            None if is_elected(&opening.objects) => Vec::new(),
+            None => {
+                let why = "cannot change while another process is taking over; reload again afterwards";
+                return Err(ConfigError::new("objects", why));
+            }
         };
-        let changed = live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?;
         if let Some(after) = after {
-            opening.objects = after.clone();
+            let leadership = opening.objects.leadership.take();
+            opening.objects = ObjectsTable { leadership, ..after.clone() };
         }
         opening.synapse = listener.cloned();
         opening.secrets = secrets;
@@ -354,6 +393,28 @@ impl ObjectSockets {
             );
         }
         Ok(ObjectSockets { sockets: Mutex::new(sockets) })
+    }
+
+    /// Opens the sockets of a process that takes over from one that has `handed` over these: none
+    /// if the writer is elected, whose sockets are open only while it leads.
+    ///
+    /// # Errors
+    /// [`ObjectsError`] for the first address that fails.
+    pub fn take_over(config: &Config, handed: Vec<(String, OwnedFd)>) -> Result<ObjectSockets, ObjectsError> {
+        match config.file.objects.as_ref().is_some_and(is_elected) {
+            true => Ok(ObjectSockets::default()),
+            false => ObjectSockets::open(config.file.synapse.as_ref(), handed),
+        }
+    }
+
+    /// Opens the sockets that `table` names, after [`close`](Self::close).
+    ///
+    /// # Errors
+    /// [`ObjectsError`] for the first address that fails.
+    pub(super) fn open_again(&self, table: Option<&SynapseTable>) -> Result<(), ObjectsError> {
+        let opened = ObjectSockets::open(table, Vec::new())?;
+        *self.sockets.lock() = opened.sockets.into_inner();
+        Ok(())
     }
 
     /// Takes ownership of the files of sockets that another process has handed over: that process

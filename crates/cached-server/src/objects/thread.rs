@@ -5,9 +5,11 @@
 pub use cached_config::ShutdownError;
 
 use super::ObjectsError;
+use super::election::{Candidacy, Reported, Standing, Waited};
 use super::http::HttpService;
 use super::open::{ObjectListener, ObjectSockets, OpenObjects, Parts, ReloadObjects};
 use super::volumes::VolumeService;
+use blocker::Epoch;
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
 use cached_admin::AdminServer;
@@ -16,6 +18,7 @@ use cached_config::{Store, close_stored_journal, flush_all, store_all};
 use cached_core::object::WeakObjectCache;
 use cached_memcached::{ObjectHandOver, ObjectStatistics};
 use cached_process::reload::LiveSecs;
+use cached_registry::election::Release;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
@@ -28,10 +31,10 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 /// The delay between two attempts to reopen the store.
-const REOPEN_DELAY: Duration = Duration::from_secs(1);
+pub(super) const REOPEN_DELAY: Duration = Duration::from_secs(1);
 
 /// The interval between two log lines about failed attempts.
-const LOG_INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The state of the thread, independent of the current cache.
 #[derive(Clone)]
@@ -42,14 +45,25 @@ pub(super) struct ObjectThread {
     pub(super) admin: Option<Weak<AdminServer>>,
     pub(super) flush_max: LiveSecs,
     pub(super) drain_timeout: LiveSecs,
+    /// The election of the writer, if it is elected.
+    pub(super) election: Option<Election>,
+}
+
+/// The election in which this process takes part, independent of the current candidacy.
+#[derive(Clone)]
+pub(super) struct Election {
+    pub(super) standing: Arc<Standing>,
+    pub(super) reported: Arc<Reported>,
 }
 
 /// The reason why a cache is no longer open.
-enum Closed {
+pub(super) enum Closed {
     /// The end was requested.
     End(Result<(), ShutdownError>),
     /// Everything is stored, and another process can open the store.
     Released,
+    /// This host does not lead, and may lead again.
+    Left,
 }
 
 impl ObjectThread {
@@ -64,7 +78,7 @@ impl ObjectThread {
             self.control.listening().own_files();
         }
         loop {
-            if let Closed::End(result) = self.serve(open, shown, &mut wanted) {
+            if let Closed::End(result) = self.serve(open, shown, &mut wanted, None) {
                 return result;
             }
             tracing::info!("the object cache has stored everything, and has released the store");
@@ -134,17 +148,19 @@ impl ObjectThread {
         shown
     }
 
-    /// Serves until the end is requested, or until the store is released.
-    fn serve(
+    /// Serves until the end is requested, the store is released, or a leadership ends, which is
+    /// identified by its epoch.
+    pub(super) fn serve(
         &self,
         open: OpenObjects,
         mut shown: Vec<Shown>,
         wanted: &mut watch::Receiver<Wanted>,
+        leads: Option<(&mut Candidacy, Epoch)>,
     ) -> Closed {
         let OpenObjects { mut parts, background, control } = open;
         let closed = control.block_on(async {
             let tasks = parts.run(background);
-            let closed = self.until_closed(&mut parts, &mut shown, wanted).await;
+            let closed = self.until_closed(&mut parts, &mut shown, wanted, leads).await;
             tasks.iter().for_each(AbortHandle::abort);
             closed
         });
@@ -162,7 +178,7 @@ impl ObjectThread {
             tracing::warn!(cause = %error, "the store was not closed cleanly");
         }
         wait_until_unused(&left, &metrics);
-        Closed::Released
+        closed
     }
 
     async fn until_closed(
@@ -170,44 +186,78 @@ impl ObjectThread {
         parts: &mut Parts,
         shown: &mut Vec<Shown>,
         wanted: &mut watch::Receiver<Wanted>,
+        mut leads: Option<(&mut Candidacy, Epoch)>,
     ) -> Closed {
         let mut now = *wanted.borrow_and_update();
         loop {
+            let candidacy = leads.as_ref().map(|(candidacy, _)| &**candidacy);
             match now {
                 Wanted::Hold | Wanted::Serve => {}
-                Wanted::End | Wanted::HandedOver => return Closed::End(self.shut_down(parts).await),
-                Wanted::Release => match self.store_everything(parts, shown, wanted).await {
-                    Ok(()) => {
-                        self.reload.set(None);
-                        return Closed::Released;
+                Wanted::End | Wanted::HandedOver => {
+                    return Closed::End(self.shut_down(parts, candidacy).await);
+                }
+                Wanted::Release => {
+                    let successor = candidacy.map(|candidacy| (candidacy, None));
+                    match self.store_everything(parts, shown, wanted, successor).await {
+                        Ok(()) => {
+                            self.reload.set(None);
+                            return Closed::Released;
+                        }
+                        Err(why) => self.control.set_released(Released::Refused(why)),
                     }
-                    Err(why) => self.control.set_released(Released::Refused(why)),
-                },
+                }
             }
-            now = other_than(now, wanted).await;
+            now = loop {
+                let Some((candidacy, epoch)) = &mut leads else { break other_than(now, wanted).await };
+                match candidacy.wait(*epoch, &parts.cache, now, wanted).await {
+                    Waited::Wanted(next) => break next,
+                    Waited::Lost => {
+                        self.abandon(parts, candidacy).await;
+                        return Closed::Left;
+                    }
+                    Waited::StepDown(request) => {
+                        let successor = Some((&**candidacy, Some(request.to.clone())));
+                        let outcome = self.store_everything(parts, shown, wanted, successor).await;
+                        let has_left = outcome.is_ok();
+                        request.answer(outcome);
+                        if has_left {
+                            return Closed::Left;
+                        }
+                    }
+                }
+            };
         }
     }
 
     /// Ends the listeners, then stores dirty data for at most `flush_max`.
-    async fn shut_down(&self, parts: &mut Parts) -> Result<(), ShutdownError> {
+    async fn shut_down(&self, parts: &mut Parts, candidacy: Option<&Candidacy>) -> Result<(), ShutdownError> {
         self.control.listening().close();
         let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
-        let released = self.end_listeners(parts).await;
+        let released = self.end_listeners(parts, self.drain_timeout.get(), self.flush_max.get()).await;
         store_all(&parts.cache, self.flush_max.get()).await?;
         if let Some(instance) = instance {
             parts.store.record_end(instance, Some(&parts.cache)).await;
+        }
+        if let Some(candidacy) = candidacy
+            && let Err(cause) = candidacy.release(None).await
+        {
+            tracing::warn!(cause, "the lease of this host was not released, and lapses");
         }
         released.map_err(|why| ShutdownError { dirty_bytes: 0, why })
     }
 
     /// Ends the listeners concurrently, whose clients have `drain_timeout` to read their replies,
-    /// and releases the volumes.
+    /// and releases the volumes, for at most `flush_max`.
     ///
     /// # Errors
     /// The volumes that could not be released, as a part of a line.
-    async fn end_listeners(&self, parts: &mut Parts) -> Result<(), String> {
+    pub(super) async fn end_listeners(
+        &self,
+        parts: &mut Parts,
+        drain_timeout: Duration,
+        flush_max: Duration,
+    ) -> Result<(), String> {
         let (listener, http, volumes) = (parts.listener.take(), parts.http.take(), parts.volumes.take());
-        let drain_timeout = self.drain_timeout.get();
         let objects = async {
             if let Some(listener) = listener {
                 listener.end(drain_timeout).await;
@@ -220,7 +270,7 @@ impl ObjectThread {
         };
         let volumes = async {
             match volumes {
-                Some(volumes) => volumes.end(drain_timeout, self.flush_max.get()).await,
+                Some(volumes) => volumes.end(drain_timeout, flush_max).await,
                 None => Ok(()),
             }
         };
@@ -268,7 +318,8 @@ fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
 // new cache over the same store and journal has all data.
 
 impl ObjectThread {
-    /// Stores everything and ends the listeners. The cache must not be used afterwards.
+    /// Stores everything, ends the listeners and, as a leader, releases the lease, for a `successor`
+    /// if one is named. The cache must not be used afterwards.
     ///
     /// # Errors
     /// The reason for the failure, as a part of a line; the cache is served as before.
@@ -277,19 +328,33 @@ impl ObjectThread {
         parts: &mut Parts,
         shown: &mut Vec<Shown>,
         wanted: &watch::Receiver<Wanted>,
+        successor: Option<(&Candidacy, Option<Release>)>,
     ) -> Result<(), String> {
         let unstored = |error: blocker::Error| format!("the store does not accept dirty data: {error}");
         let mut wanted = wanted.clone();
+        let now = *wanted.borrow();
         tokio::select! {
             flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,
-            _ = other_than(Wanted::Release, &mut wanted) => return Err("this process ends".into()),
+            _ = other_than(now, &mut wanted) => return Err("this process ends".into()),
         }
-        let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
+        let mut instance = parts.listener.as_ref().map(|listener| listener.server.instance());
         let kept = parts.volumes.as_ref().map(VolumeService::kept);
-        let stored = match self.end_listeners(parts).await {
+        let mut stored = match self.end_listeners(parts, self.drain_timeout.get(), self.flush_max.get()).await
+        {
             Ok(()) => flush_all(&parts.cache, self.flush_max.get()).await.map_err(unstored),
             Err(why) => Err(why),
         };
+        if stored.is_ok() {
+            close_stored_journal(&parts.cache).await;
+            // Recorded before the next leader reads the record. If this host goes on to lead, it
+            // does so as another instance.
+            if let Some(instance) = instance.take_if(|_| successor.is_some()) {
+                parts.store.record_end(instance, Some(&parts.cache)).await;
+            }
+            if let Some((candidacy, to)) = successor {
+                stored = candidacy.release(to).await;
+            }
+        }
         if let Err(why) = stored {
             shown.clear();
             match self.listen_again(parts, instance) {
@@ -310,7 +375,6 @@ impl ObjectThread {
             *shown = self.show(parts);
             return Err(why);
         }
-        close_stored_journal(&parts.cache).await;
         if let Some(instance) = instance {
             parts.store.record_end(instance, Some(&parts.cache)).await;
         }
@@ -387,13 +451,19 @@ struct Shared {
     sockets: ObjectSockets,
     /// The reason why no other process can take over, if there is one.
     obstacle: Option<&'static str>,
+    /// Whether the sockets are open only while this host leads.
+    is_elected: bool,
 }
 
 impl ObjectsControl {
-    pub(super) fn new(sockets: ObjectSockets, obstacle: Option<&'static str>) -> ObjectsControl {
+    pub(super) fn new(
+        sockets: ObjectSockets,
+        obstacle: Option<&'static str>,
+        is_elected: bool,
+    ) -> ObjectsControl {
         let (wanted, _) = watch::channel(Wanted::Hold);
         let (released, _) = watch::channel(Released::NotYet);
-        ObjectsControl { shared: Arc::new(Shared { wanted, released, sockets, obstacle }) }
+        ObjectsControl { shared: Arc::new(Shared { wanted, released, sockets, obstacle, is_elected }) }
     }
 
     /// Returns the reason why no other process can take over the store, if there is one.
@@ -438,6 +508,10 @@ impl ObjectsControl {
 
 impl ObjectHandOver for ObjectsControl {
     fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        // Only the host that leads listens: whichever process that is opens the sockets itself.
+        if self.shared.is_elected {
+            return Ok(Vec::new());
+        }
         self.shared.sockets.copies()
     }
 

@@ -93,8 +93,8 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
         return Err(Error::OutOfSpace(why.into()));
     }
     let scope = Scope::Namespace(namespace.clone());
-    if let Some(Leadership { epoch, .. }) = shared.control.config.leadership {
-        return claim_elected(shared, namespace, epoch).await;
+    if let Some(leadership) = &shared.control.config.leadership {
+        return claim_elected(shared, namespace, leadership).await;
     }
     let mut in_force = ask_epoch(&shared.store, scope.clone()).await?;
     for tries in 0..CLAIM_TRIES_MAX {
@@ -131,7 +131,15 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
 }
 
 /// Takes over a namespace with the epoch of this cache's leadership.
-async fn claim_elected(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) -> Result<Epoch> {
+async fn claim_elected(
+    shared: &Arc<Shared>,
+    namespace: &Namespace,
+    &Leadership { epoch, ref records, .. }: &Leadership,
+) -> Result<Epoch> {
+    if records.as_ref() == Some(namespace) {
+        let why = format!("namespace {namespace} holds the registry of the election: use another one");
+        return Err(Error::Denied(why.into()));
+    }
     match claim_below(&shared.store, &Scope::Namespace(namespace.clone()), epoch).await {
         Ok(()) => {
             shared.store.claims.forget_parts(namespace, epoch);

@@ -86,7 +86,7 @@ impl Shared {
             }
         };
         let objects = Objects::new(index, &config);
-        let elected = config.leadership.map(|leadership| leadership.writer);
+        let elected = config.leadership.as_ref().map(|leadership| leadership.writer);
         let epochs = Epochs::new(&objects.hasher, elected.or_else(|| log.as_ref().map(ChangeLog::writer)));
         Ok(Self {
             metrics: Metrics::new(&namespaces, &dirty_limits(&config, pool.count_min(), &namespaces)),

@@ -89,13 +89,18 @@ struct Listener {
 }
 
 impl VolumesOpening {
+    /// Returns the maximum memory of the listener, in bytes.
+    pub(super) fn listener_bytes_max(&self) -> u64 {
+        self.nbd.as_ref().map_or(0, |table| table.server(self.nbd_tls.clone()).memory_bytes_max())
+    }
+
     /// Opens the volumes of a cache, and binds the addresses of the listener. Clients wait until
     /// [`VolumeService::serve`] is called. `control` is the runtime of the cache, which must have
-    /// been entered.
+    /// been entered. Requests go to `served`, the cache or a layer over it.
     pub(super) async fn open(
         &self,
         objects: &ObjectsTable,
-        cache: &ObjectCache,
+        (cache, served): (&ObjectCache, Arc<dyn Blocker>),
         control: &Handle,
         kept: Option<Kept>,
     ) -> Result<VolumeService, ObjectsError> {
@@ -104,7 +109,7 @@ impl VolumesOpening {
                 kept.exports.reopen();
                 kept
             }
-            None => self.volumes(objects, cache)?,
+            None => self.volumes(objects, cache, served)?,
         };
         let (is_serving, served) = watch::channel(false);
         let served = Served {
@@ -122,7 +127,12 @@ impl VolumesOpening {
         Ok(VolumeService { managed: Arc::new(managed), listener, is_serving })
     }
 
-    fn volumes(&self, objects: &ObjectsTable, cache: &ObjectCache) -> Result<Kept, ObjectsError> {
+    fn volumes(
+        &self,
+        objects: &ObjectsTable,
+        cache: &ObjectCache,
+        served: Arc<dyn Blocker>,
+    ) -> Result<Kept, ObjectsError> {
         let fua = self.volumes.fua(objects).into();
         let owner = match self.volumes.owner.as_str() {
             "" => short(synapse::host_name()),
@@ -137,7 +147,7 @@ impl VolumesOpening {
         if !options.records_at_once && objects.write != WriteMode::Back {
             options.overlay_bytes_max = 0;
         }
-        let volumes = Volumes::new(Arc::new(cache.clone()), options);
+        let volumes = Volumes::new(served, options);
         let volumes = Arc::new(volumes.map_err(|error| ObjectsError::Volumes(error.to_string()))?);
         let mut exports = VolumeExports::new(Arc::clone(&volumes));
         (exports.fua_durability, exports.receive_buffers) = (fua, Some(cache.receive_buffers()));

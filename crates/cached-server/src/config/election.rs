@@ -1,0 +1,73 @@
+//! What an elected writer requires of the other tables: a registry that can elect, and an address
+//! that other hosts can be told.
+
+use super::File;
+use cached_config::{ConfigError, ElectionTable, ObjectsTable, invalid, require};
+use cached_core::object::Writer;
+use cached_registry::{Key, RegistryTable};
+use std::net::IpAddr;
+use synapse::Address;
+
+/// Returns whether this process takes part in an election.
+pub(crate) fn is_elected(objects: &ObjectsTable) -> bool {
+    objects.writer == Writer::Elected
+}
+
+/// Checks the tables of a process that takes part in an election.
+pub(super) fn check(file: &File) -> Result<(), ConfigError> {
+    let Some(objects) = file.objects.as_ref().filter(|objects| is_elected(objects)) else { return Ok(()) };
+    match &file.registry {
+        None => {
+            let why = "is \"elected\", which needs a [registry] that all hosts share; add it, for example kind = \"store\"";
+            return invalid("objects.writer", why);
+        }
+        Some(RegistryTable::File(_)) => {
+            let why = "is \"file\", which cannot elect a writer; with writer = \"elected\" it must be store, etcd or disk";
+            return invalid("registry.kind", why);
+        }
+        Some(_) => {}
+    }
+    require(file.shared_memory.is_none(), "shared_memory", || {
+        "cannot be used with writer = \"elected\": a standby has no object cache to share memory with".into()
+    })?;
+    let node = objects.election.clone().unwrap_or_default().node();
+    require(!node.contains('/') && Key::new(&node).is_ok(), "objects.election.node", || {
+        format!("is {node:?}; it must consist of letters, digits and -_.:")
+    })?;
+    address(file).map(drop)
+}
+
+/// Returns the address that other hosts and clients are told.
+///
+/// # Errors
+/// The key to set, if the address cannot be derived.
+pub(crate) fn address(file: &File) -> Result<String, ConfigError> {
+    const KEY: &str = "objects.election.address";
+    let default = ElectionTable::default();
+    let election = file.objects.as_ref().and_then(|objects| objects.election.as_ref()).unwrap_or(&default);
+    let told = if election.address.is_empty() {
+        let listening = file.synapse.as_ref().and_then(|synapse| synapse.listen.first());
+        let Some(listening) = listening else {
+            return invalid(
+                KEY,
+                "is missing; without [synapse] it must be set: HOST:PORT, as other hosts reach this one",
+            );
+        };
+        listening
+    } else {
+        &election.address
+    };
+    let parsed: Result<Address, _> = told.parse();
+    let Ok(Address::Tcp(address)) = parsed else {
+        return invalid(KEY, format!("is {told:?}; it must be HOST:PORT, as other hosts reach this one"));
+    };
+    let (host, port) = address.rsplit_once(':').unwrap_or((&address, ""));
+    let host: Result<IpAddr, _> = host.trim_matches(['[', ']']).parse();
+    let is_told = port != "0" && !host.is_ok_and(|host| host.is_unspecified());
+    require(is_told, KEY, || {
+        format!(
+            "is {told:?}, which other hosts cannot connect to; it must be HOST:PORT, as they reach this one"
+        )
+    })?;
+    Ok(address)
+}

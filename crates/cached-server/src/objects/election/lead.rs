@@ -1,0 +1,262 @@
+//! The control thread of a process that takes part in an election: standby without a cache, a
+//! cache for each leadership, and the end of a leadership.
+//!
+//! A leadership ends in one of three ways. *In order*, by a request to step down, a live upgrade or
+//! the end of the process: everything is stored while clients are served, the listeners end, the
+//! rest is stored, and only then is the lease released. *Lapsed*, because the registry could not be
+//! asked: the gate refuses everything at once, and what is dirty is stored as long as the store
+//! accepts it. *Fenced*, because another host has taken over: what is not stored is lost, and
+//! reported.
+
+use super::{Candidacy, Next, Tenure, Waited};
+use crate::objects::open::{OpenObjects, Parts};
+use crate::objects::thread::{
+    Closed, LOG_INTERVAL, ObjectThread, REOPEN_DELAY, Released, STEP_TIMEOUT, Wanted, ended, other_than,
+};
+use crate::objects::{ObjectsError, ShutdownError};
+use blocker::executor::block_on;
+use blocker::{Blocker, Epoch};
+use cached_config::store_all;
+use cached_core::object::ObjectCache;
+use cached_registry::election::{Part, Release};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// The time that clients have to read their replies after a leadership has ended by itself: they
+/// are to find the next leader.
+const LOST_DRAIN: Duration = Duration::from_secs(1);
+
+impl ObjectThread {
+    /// Takes part in the election until the end is requested, or another process of this host has
+    /// taken over.
+    ///
+    /// # Errors
+    /// The acknowledged data that is not stored.
+    pub(in crate::objects) fn run_elected(self, candidacy: Candidacy) -> Result<(), ShutdownError> {
+        let mut wanted = self.control.wanted();
+        // Nothing runs before this, because another process may continue instead of this one.
+        block_on(other_than(Wanted::Hold, &mut wanted));
+        let mut present = Some(candidacy);
+        loop {
+            let Some(mut candidacy) = present.take().or_else(|| self.stand_again(&wanted)) else {
+                return Ok(());
+            };
+            let closed = self.take_part(&mut candidacy, &mut wanted);
+            candidacy.reported.clear();
+            drop(candidacy);
+            match closed {
+                Closed::End(result) => return result,
+                // The election could not go on.
+                Closed::Left => std::thread::sleep(REOPEN_DELAY),
+                Closed::Released => {
+                    tracing::info!("the object cache has stored everything, and has left the election");
+                    self.control.set_released(Released::Done);
+                    if block_on(other_than(Wanted::Release, &mut wanted)) != Wanted::Serve {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Retries to open the store and the registry until that succeeds; `None` if the end is
+    /// requested first.
+    fn stand_again(&self, wanted: &watch::Receiver<Wanted>) -> Option<Candidacy> {
+        let election = self.election.as_ref()?;
+        let mut logged: Option<Instant> = None;
+        loop {
+            let error = match election.standing.open(&election.reported, pin!(ended(wanted.clone()))) {
+                Ok(candidacy) => {
+                    self.control.set_released(Released::NotYet);
+                    return Some(candidacy);
+                }
+                Err(ObjectsError::Ended) => return None,
+                Err(error) => error,
+            };
+            if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
+                tracing::error!(cause = %error, "this host cannot take part in the election yet");
+                logged = Some(Instant::now());
+            }
+            std::thread::sleep(REOPEN_DELAY);
+            if wanted.borrow().is_end() {
+                return None;
+            }
+        }
+    }
+
+    /// Takes part in the election until it is to be left.
+    fn take_part(&self, candidacy: &mut Candidacy, wanted: &mut watch::Receiver<Wanted>) -> Closed {
+        if let Err(error) = candidacy.start() {
+            tracing::error!(cause = %error, "this host cannot take part in the election");
+            return Closed::Left;
+        }
+        loop {
+            match block_on(candidacy.next(wanted)) {
+                Next::Over => return Closed::Left,
+                Next::Wanted(Wanted::Release) => return Closed::Released,
+                Next::Wanted(_) => return Closed::End(Ok(())),
+                Next::Lead(tenure) => {
+                    candidacy.is_storing.send_replace(true);
+                    let closed = self.lead(candidacy, tenure, wanted);
+                    candidacy.is_storing.send_replace(false);
+                    match closed {
+                        Closed::Left => tracing::info!("this host is a standby: it serves no objects"),
+                        closed => return closed,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens a cache and serves for one leadership.
+    fn lead(
+        &self,
+        candidacy: &mut Candidacy,
+        tenure: Tenure,
+        wanted: &mut watch::Receiver<Wanted>,
+    ) -> Closed {
+        let began = Instant::now();
+        let epoch = tenure.leadership.epoch;
+        let opened = self.open_leader(candidacy, tenure, wanted);
+        let closed = match opened {
+            Ok(open) => {
+                let shown = self.show(&open.parts);
+                let took_ms = began.elapsed().as_millis();
+                tracing::info!(%epoch, took_ms, "this host serves objects");
+                let closed = self.serve(open, shown, wanted, Some((candidacy, epoch)));
+                self.control.listening().close();
+                closed
+            }
+            // The end is wanted, or the leadership has ended.
+            Err(ObjectsError::Ended) => Closed::Left,
+            Err(error) => {
+                tracing::error!(cause = %error, %epoch, "this host cannot serve, and steps down");
+                self.control.listening().close();
+                if let Err(error) = in_runtime(candidacy.elector.step_down(Release::Anyone)) {
+                    tracing::error!(cause = %error, %epoch, "this host cannot step down");
+                }
+                std::thread::sleep(REOPEN_DELAY);
+                Closed::Left
+            }
+        };
+        self.reload.set(None);
+        closed
+    }
+
+    fn open_leader(
+        &self,
+        candidacy: &Candidacy,
+        Tenure { leadership, lease }: Tenure,
+        wanted: &watch::Receiver<Wanted>,
+    ) -> Result<OpenObjects, ObjectsError> {
+        let epoch = leadership.epoch;
+        let opening = self.reload.lead(leadership, Arc::new(move || lease.holds()));
+        let mut now = candidacy.now.clone();
+        let end = async {
+            tokio::select! {
+                () = ended(wanted.clone()) => {}
+                // Fails when the election has ended.
+                _ = now.wait_for(|now| !is_in_force(&now.part, epoch)) => {}
+            }
+        };
+        let open = opening.open(pin!(end))?;
+        self.control.listening().open_again(opening.synapse.as_ref())?;
+        self.listen(&open)?;
+        Ok(open)
+    }
+
+    /// Ends a leadership that has ended by itself. The gate already refuses all requests.
+    pub(in crate::objects) async fn abandon(&self, parts: &mut Parts, candidacy: &Candidacy) {
+        self.control.listening().close();
+        let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
+        let released = self.end_listeners(parts, LOST_DRAIN, Duration::ZERO).await;
+        if let Err(why) = released {
+            tracing::warn!(cause = why, "volumes were not released in order");
+        }
+        // The store decides: it accepts nothing once the next leader has claimed it.
+        let stored = match parts.cache.deposed_by() {
+            Some(epoch) if !parts.cache.is_stored() => {
+                Err(ShutdownError::of_cache(&parts.cache, format!("epoch {epoch} is in force")))
+            }
+            _ => store_all(&parts.cache, self.flush_max.get()).await,
+        };
+        match stored {
+            Ok(()) => {
+                if let Some(instance) = instance {
+                    parts.store.record_end(instance, Some(&parts.cache)).await;
+                }
+            }
+            Err(ShutdownError { dirty_bytes, why }) => {
+                candidacy.reported.add_lost(dirty_bytes);
+                tracing::error!(
+                    lost_bytes = dirty_bytes,
+                    cause = why,
+                    "the leadership of this host ended with acknowledged writes that are not stored: they are lost"
+                );
+            }
+        }
+    }
+}
+
+/// Returns whether this host leads with this epoch.
+fn is_in_force(part: &Part, of: Epoch) -> bool {
+    matches!(part, Part::Leading { epoch, lease, .. } if *epoch == of && lease.holds())
+}
+
+/// Runs a short task that needs a runtime.
+fn in_runtime<T>(work: impl Future<Output = cached_registry::Result<T>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let limited = async { tokio::time::timeout(STEP_TIMEOUT, work).await };
+    match runtime.block_on(limited) {
+        Ok(outcome) => outcome.map_err(|error| error.to_string()),
+        Err(_) => Err("the registry does not answer in time".into()),
+    }
+}
+
+impl Candidacy {
+    /// Waits while this host leads with `epoch`; `state` is the wanted state.
+    pub(in crate::objects) async fn wait(
+        &mut self,
+        epoch: Epoch,
+        cache: &ObjectCache,
+        state: Wanted,
+        wanted: &mut watch::Receiver<Wanted>,
+    ) -> Waited {
+        let mut events = cache.subscribe();
+        loop {
+            if let Some(newer) = cache.deposed_by() {
+                self.elector.fenced(newer);
+                return Waited::Lost;
+            }
+            let mut now = self.now.clone();
+            tokio::select! {
+                next = other_than(state, wanted) => return Waited::Wanted(next),
+                // Fails when the election has ended.
+                _ = now.wait_for(|now| !is_in_force(&now.part, epoch)) => return Waited::Lost,
+                Some(request) = self.requests.recv() => return Waited::StepDown(request),
+                // Perhaps the store has refused the epoch.
+                event = events.recv() => if event.is_none() {
+                    return Waited::Lost;
+                },
+            }
+        }
+    }
+
+    /// Releases the lease: for the next process of this host, unless `to` names another successor.
+    /// Everything must be stored.
+    ///
+    /// # Errors
+    /// One line; this host leads as before then.
+    pub(in crate::objects) async fn release(&self, to: Option<Release>) -> Result<(), String> {
+        let to = to.unwrap_or_else(|| Release::To(self.standing.node.clone()));
+        match tokio::time::timeout(STEP_TIMEOUT, self.elector.step_down(to)).await {
+            Ok(outcome) => outcome.map_err(|error| error.to_string()),
+            Err(_) if self.elector.lease().is_some() => Err("the registry does not answer in time".into()),
+            // The lease has ended on this host, and lapses for the others.
+            Err(_) => Ok(()),
+        }
+    }
+}

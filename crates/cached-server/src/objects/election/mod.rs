@@ -1,0 +1,338 @@
+//! The election of the one host that writes to the store: what takes part in it for this process.
+//! A host that leads has a cache, listeners and volumes; a standby has none of them, and its clients
+//! are refused. Each leadership has a cache of its own.
+//!
+//! ```text
+//!  election thread: registry ──► elector ──► part of this host ──► control thread: standby, or a cache
+//!                   store ◄── claims of all namespaces                  │
+//!                                                                       └─► gate ─► cache ─► store
+//! ```
+//!
+//! | module | content |
+//! |---|---|
+//! | `gate` | the layer before the cache that answers only while the lease holds |
+//! | `lead` | the control thread's course: standby, leadership, its end |
+//! | `report` | metrics, status, log lines and routes |
+
+pub(super) mod gate;
+mod lead;
+mod report;
+
+use super::ObjectsError;
+use super::thread::Wanted;
+use crate::config::{BackendTable, Config, ConfigError, election_address, is_elected};
+use blocker::{Blocker, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId};
+use cached_admin::{AdminServer, Health};
+use cached_config::{OpenOptions, Store, Waiting};
+use cached_core::object::Leadership;
+use cached_registry::election::{
+    Candidate, Cause, Claimed, Claiming, Elector, Leadership as Now, Lease, Part, Release, elect,
+};
+use cached_registry::{Registry, RegistryTable};
+pub(super) use report::Reported;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use synapse::Secret;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+/// The maximum number of claims in flight.
+const CLAIMS_MAX: usize = 16;
+/// The maximum time for one claim of a namespace, which is repeated if it takes longer.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
+/// The maximum number of requests to step down that wait.
+const REQUESTS_MAX: usize = 4;
+/// The maximum time for closing the connection to the store.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The parameters for taking part in an election.
+#[derive(Clone)]
+pub(super) struct Standing {
+    registry: RegistryTable,
+    backend: BackendTable,
+    object_bytes_max: u64,
+    secret: Option<Secret>,
+    lease: Duration,
+    /// This host among the candidates.
+    pub(super) node: String,
+    pub(super) address: String,
+    health: Option<Health>,
+}
+
+/// A request of an operator that the leader step down.
+pub(super) struct StepDown {
+    pub(super) to: Release,
+    done: oneshot::Sender<Result<(), String>>,
+}
+
+impl StepDown {
+    pub(super) fn answer(self, outcome: Result<(), String>) {
+        // Whoever has asked may be gone.
+        let _ = self.done.send(outcome);
+    }
+}
+
+/// The part of this process in an election, which its thread takes while this exists.
+pub(super) struct Candidacy {
+    standing: Standing,
+    elector: Elector,
+    now: watch::Receiver<Now>,
+    /// The namespace of the registry, if the registry is in the store.
+    records: Option<Namespace>,
+    /// Whether a cache of an earlier leadership may still store something.
+    is_storing: watch::Sender<bool>,
+    reported: Arc<Reported>,
+    requests: mpsc::Receiver<StepDown>,
+    /// The election, until its thread is started.
+    waiting: Option<(Runtime, Store, Running)>,
+}
+
+type Running = Pin<Box<dyn Future<Output = cached_registry::Result<()>> + Send>>;
+
+/// One leadership of this host.
+pub(super) struct Tenure {
+    pub(super) leadership: Leadership,
+    pub(super) lease: Arc<Lease>,
+}
+
+/// What a standby has waited for.
+enum Next {
+    /// Another state is wanted.
+    Wanted(Wanted),
+    /// This host leads.
+    Lead(Tenure),
+    /// This process takes part no longer.
+    Over,
+}
+
+/// What a leader has waited for.
+pub(super) enum Waited {
+    /// Another state is wanted.
+    Wanted(Wanted),
+    /// This host no longer leads.
+    Lost,
+    /// An operator asks this host to step down.
+    StepDown(StepDown),
+}
+
+impl Standing {
+    /// Returns the parameters if the writer is elected.
+    ///
+    /// # Errors
+    /// The key that is wrong.
+    pub(super) fn of(
+        config: &Config,
+        secret: Option<Secret>,
+        admin: Option<&Arc<AdminServer>>,
+    ) -> Result<Option<Standing>, ConfigError> {
+        let Some(objects) = config.file.objects.as_ref().filter(|objects| is_elected(objects)) else {
+            return Ok(None);
+        };
+        // The configuration has been checked: both are there.
+        let (Some(registry), Some(backend)) = (config.file.registry.clone(), objects.backend.clone()) else {
+            return Err(ConfigError::new("objects.writer", "is \"elected\" without a registry or a backend"));
+        };
+        let election = objects.election.clone().unwrap_or_default();
+        Ok(Some(Standing {
+            registry,
+            backend,
+            object_bytes_max: objects.object_bytes_max.0,
+            secret,
+            lease: election.lease(),
+            node: election.node(),
+            address: election_address(&config.file)?,
+            health: admin.map(|admin| admin.health().clone()),
+        }))
+    }
+
+    /// Opens the store and the registry. Takes part only once [`Candidacy::start`] is called. If
+    /// the store is unavailable, retries until `end` is ready.
+    ///
+    /// # Errors
+    /// The first error that waiting cannot resolve; [`ObjectsError::Ended`].
+    pub(super) fn open(
+        &self,
+        reported: &Arc<Reported>,
+        end: Pin<&mut dyn Future<Output = ()>>,
+    ) -> Result<Candidacy, ObjectsError> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let opened = runtime.block_on(async {
+            tokio::select! {
+                opened = self.open_in() => opened,
+                () = end => Err(ObjectsError::Ended),
+            }
+        });
+        let (store, registry) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                // An attempt to open the store may hang, so nothing waits for it.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
+        let records = match &self.registry {
+            RegistryTable::Store(keys) => Namespace::copy_from(keys.namespace.as_bytes()).ok(),
+            _ => None,
+        };
+        let me =
+            Candidate { node: self.node.clone(), address: self.address.clone(), writer: WriterId::random() };
+        let (is_storing, storing) = watch::channel(false);
+        let claims = Claims { store: store.backend(), records: records.clone(), writer: me.writer, storing };
+        let claim = move |epoch| -> Claiming { Box::pin(claims.clone().claim(epoch)) };
+        let inside = runtime.enter();
+        let elected = elect(&registry, me, self.lease, claim);
+        drop(inside);
+        let (elector, running) = elected.map_err(|error| ObjectsError::Election(error.to_string()))?;
+        let requests = reported.set(&elector);
+        Ok(Candidacy {
+            standing: self.clone(),
+            now: elector.watch(),
+            elector,
+            records,
+            is_storing,
+            reported: Arc::clone(reported),
+            requests,
+            waiting: Some((runtime, store, Box::pin(running))),
+        })
+    }
+
+    async fn open_in(&self) -> Result<(Store, Registry), ObjectsError> {
+        let mut waiting =
+            Waiting::new(|line| self.health.iter().for_each(|health| health.set_starting(line)));
+        let options = OpenOptions {
+            object_bytes_max: self.object_bytes_max,
+            secret: self.secret.clone(),
+            is_server: true,
+            ..OpenOptions::default()
+        };
+        let store = Store::open_when_available(&self.backend, &options, &mut waiting).await?;
+        let registry = Registry::open(&self.registry, Some(store.backend()));
+        let registry = registry.map_err(|error| ObjectsError::Election(error.to_string()))?;
+        Ok((store, registry))
+    }
+}
+
+/// Claims the epoch of a leadership in the whole store.
+#[derive(Clone)]
+struct Claims {
+    store: Arc<dyn Blocker>,
+    records: Option<Namespace>,
+    writer: WriterId,
+    storing: watch::Receiver<bool>,
+}
+
+impl Claims {
+    /// Claims every namespace in the store, so that an epoch that another writer has left there is
+    /// found before anything is served.
+    async fn claim(mut self, epoch: Epoch) -> Claimed {
+        // Otherwise the claim would refuse what an earlier leadership of this host still stores.
+        // Fails if the candidacy has ended, whose claims no longer matter.
+        if self.storing.wait_for(|is_storing| !is_storing).await.is_err() {
+            return Claimed::Failed;
+        }
+        let found = match self.store.control().namespaces().await {
+            Ok(found) => found,
+            // Each namespace is claimed before its first use in any case.
+            Err(Error::Unsupported(_)) => Vec::new(),
+            Err(error) => {
+                tracing::warn!(cause = %error, "the store's namespaces cannot be listed yet");
+                return Claimed::Failed;
+            }
+        };
+        let is_claimed =
+            |namespace: &Namespace| !namespace.is_reserved() && self.records.as_ref() != Some(namespace);
+        let mut namespaces = found.into_iter().filter(is_claimed);
+        let (mut claims, mut highest, mut failure) = (JoinSet::new(), None, None);
+        loop {
+            while claims.len() < CLAIMS_MAX
+                && let Some(namespace) = namespaces.next()
+            {
+                let mut request = ClaimRequest::new(Scope::Namespace(namespace), epoch, self.writer);
+                request.call.deadline = Some(SystemClock.now() + CLAIM_TIMEOUT);
+                claims.spawn(self.store.claim(request).into_future());
+            }
+            match claims.join_next().await {
+                None => break,
+                Some(Ok(Ok(_))) => {}
+                Some(Ok(Err(Error::Fenced { epoch }))) => highest = highest.max(Some(epoch)),
+                Some(Ok(Err(error))) => failure = Some(error.to_string()),
+                Some(Err(error)) => failure = Some(error.to_string()),
+            }
+        }
+        match (highest, failure) {
+            (Some(epoch), _) => Claimed::Fenced(epoch),
+            (None, Some(cause)) => {
+                tracing::warn!(cause, %epoch, "the store's namespaces cannot be claimed yet");
+                Claimed::Failed
+            }
+            (None, None) => Claimed::Granted,
+        }
+    }
+}
+
+impl Candidacy {
+    /// Returns the maximum memory of the election's connection to the store, in bytes.
+    pub(super) fn store_bytes_max(&self) -> u64 {
+        self.waiting.as_ref().map_or(0, |(_, store, _)| store.memory_bytes_max())
+    }
+
+    /// Takes part in the election from now on, on a thread of its own, until this is dropped.
+    ///
+    /// # Errors
+    /// If the thread cannot be created.
+    pub(super) fn start(&mut self) -> Result<(), ObjectsError> {
+        let Some((runtime, store, running)) = self.waiting.take() else { return Ok(()) };
+        let now = self.now.clone();
+        let log = report::log_changes(now, self.standing.node.clone());
+        std::thread::Builder::new().name("election".into()).spawn(move || {
+            let ended = runtime.block_on(async {
+                tokio::select! {
+                    ended = running => ended,
+                    () = log => Ok(()),
+                }
+            });
+            if let Err(error) = ended {
+                tracing::error!(cause = %error, "this host cannot take part in the election any more");
+            }
+            // Requests to a store that does not answer do not delay the end.
+            runtime.shutdown_background();
+            // Only a connection to a store that others have open as well.
+            if let Err(error) = store.close(CLOSE_TIMEOUT) {
+                tracing::warn!(cause = %error, "the election's store was not closed cleanly");
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Waits until this host leads, or another state is wanted.
+    async fn next(&mut self, wanted: &mut watch::Receiver<Wanted>) -> Next {
+        loop {
+            let state = *wanted.borrow_and_update();
+            if !matches!(state, Wanted::Hold | Wanted::Serve) {
+                return Next::Wanted(state);
+            }
+            let now = self.now.borrow_and_update().clone();
+            match now.part {
+                Part::Leading { epoch, writer, lease } if lease.holds() => {
+                    let leadership = Leadership { epoch, writer, records: self.records.clone() };
+                    return Next::Lead(Tenure { leadership, lease });
+                }
+                _ if now.cause == Cause::Ended => return Next::Over,
+                _ => {}
+            }
+            tokio::select! {
+                changed = wanted.changed() => if changed.is_err() {
+                    return Next::Wanted(Wanted::End);
+                },
+                changed = self.now.changed() => if changed.is_err() {
+                    return Next::Over;
+                },
+                Some(request) = self.requests.recv() => {
+                    request.answer(Err(self.reported.not_leading()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What operators see of an election, and how they ask the leader to step down.
+//!
+//! | route | |
+//! |---|---|
+//! | `GET /leader.json` | this host's part, the leader, since when and why |
+//! | `POST /leader/step-down` | stores everything, then leaves the lead to any other host |
+//! | `POST /leader/prefer` | the same, but for one host: `{"node": "NAME"}` |
+
+use super::{REQUESTS_MAX, Standing, StepDown};
+use blocker::metrics::{Collect, Families, LabelledMetric};
+use cached_admin::sources::Shown;
+use cached_admin::status::Document;
+use cached_admin::status::document::{ElectionPart, LeaderPart};
+use cached_admin::{Access, AdminServer, Request, Response};
+use cached_registry::election::{Elector, LeaderDocument, Leadership, Part, Release};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// The election as reports show it. Outlives a candidacy.
+pub(in crate::objects) struct Reported {
+    node: String,
+    address: String,
+    lease: Duration,
+    /// The present candidacy's; `None` while another process of this host takes over.
+    present: Mutex<Option<(Elector, mpsc::Sender<StepDown>)>>,
+    /// Acknowledged data, in bytes, that ended leaderships could not store.
+    lost_bytes: AtomicU64,
+}
+
+impl Reported {
+    /// Returns the report of an election that has not begun, and shows it on the admin listener
+    /// until the other result is dropped.
+    pub(in crate::objects) fn new(
+        standing: &Standing,
+        admin: Option<&Arc<AdminServer>>,
+    ) -> (Arc<Reported>, Option<Shown>) {
+        let reported = Arc::new(Reported {
+            node: standing.node.clone(),
+            address: standing.address.clone(),
+            lease: standing.lease,
+            present: Mutex::default(),
+            lost_bytes: AtomicU64::new(0),
+        });
+        let shown = admin.map(|admin| {
+            let checked = Arc::clone(&reported);
+            admin.health().check_readiness(move || checked.not_ready());
+            let read = Arc::clone(&reported);
+            admin.routes().get_now("/leader.json", Access::Read, move |_| Response::json(&read.part()));
+            for path in ["/leader/step-down", "/leader/prefer"] {
+                let asked = Arc::clone(&reported);
+                admin.routes().post(path, move |request| step_down(Arc::clone(&asked), request, path));
+            }
+            Shown::new(admin, &reported)
+        });
+        (reported, shown)
+    }
+
+    /// Shows this candidacy from now on; returns the requests to step down.
+    pub(super) fn set(&self, elector: &Elector) -> mpsc::Receiver<StepDown> {
+        let (sender, requests) = mpsc::channel(REQUESTS_MAX);
+        *self.present.lock() = Some((elector.clone(), sender));
+        requests
+    }
+
+    /// Shows that there is no candidacy, and lets go of it.
+    pub(super) fn clear(&self) {
+        *self.present.lock() = None;
+    }
+
+    pub(super) fn add_lost(&self, bytes: u64) {
+        self.lost_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn elector(&self) -> Option<Elector> {
+        self.present.lock().as_ref().map(|(elector, _)| elector.clone())
+    }
+
+    /// Returns the reason why this host serves no objects; `None` if it leads.
+    fn not_ready(&self) -> Option<String> {
+        let Some(elector) = self.elector() else {
+            return Some(
+                "standby: the election has not begun, or another process of this host takes part".into(),
+            );
+        };
+        let status = elector.status();
+        let error = status.error.map_or_else(String::new, |error| format!("; the registry: {error}"));
+        let line = match status.leadership.part {
+            Part::Leading { lease, .. } if lease.holds() => return None,
+            Part::Leading { .. } | Part::Standby { leader: None } => "standby: no host leads".into(),
+            Part::Taking(epoch) => format!("standby: this host claims the store with epoch {epoch}"),
+            Part::Standby { leader: Some(leader) } => {
+                format!("standby: {} at {} leads", leader.node, leader.address)
+            }
+        };
+        Some(line + &error)
+    }
+
+    /// Returns the line for a request that only the leader can fulfil.
+    pub(super) fn not_leading(&self) -> String {
+        let why = self.not_ready().unwrap_or_else(|| "standby: it begins to lead; ask again".into());
+        format!("this host does not lead: {}", why.trim_start_matches("standby: "))
+    }
+
+    fn part(&self) -> ElectionPart {
+        let mut part = ElectionPart {
+            role: "standby",
+            node: self.node.clone(),
+            address: self.address.clone(),
+            lease_ms: millis(self.lease),
+            lost_bytes: self.lost_bytes.load(Ordering::Relaxed),
+            ..ElectionPart::default()
+        };
+        let Some(elector) = self.elector() else { return part };
+        let status = elector.status();
+        let Leadership { part: now, since, cause } = status.leadership;
+        part.since_unix_ms = millis(since.duration_since(UNIX_EPOCH).unwrap_or_default());
+        part.reason = cause.to_string();
+        part.lease_remaining_ms = millis(status.lease_remaining);
+        part.changes = status.changes.iter().map(|(cause, count)| (cause.name(), *count)).collect();
+        part.registry_error = status.error;
+        match now {
+            Part::Standby { leader } => {
+                part.leader = leader.map(|LeaderDocument { node, address, epoch, .. }| LeaderPart {
+                    node,
+                    address,
+                    epoch,
+                });
+            }
+            Part::Taking(epoch) => (part.role, part.epoch) = ("taking", Some(epoch.0)),
+            Part::Leading { epoch, .. } => {
+                (part.role, part.epoch) = ("leader", Some(epoch.0));
+                let (node, address) = (self.node.clone(), self.address.clone());
+                part.leader = Some(LeaderPart { node, address, epoch: epoch.0 });
+            }
+        }
+        part
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+const CHANGES: LabelledMetric<1> = LabelledMetric::new(
+    "leader_changes_total",
+    ["reason"],
+    "Changes of this host's part in the election of the writer, by reason.",
+);
+
+impl Collect for Reported {
+    fn collect(&self, into: &mut Families) {
+        let part = self.part();
+        let leads = part.role == "leader" && part.lease_remaining_ms > 0;
+        into.gauge("leader", "1 if this host is the elected writer, else 0.", u64::from(leads));
+        let known = part.leader.as_ref().is_some();
+        let help = "1 if this host knows a host that is the elected writer, itself or another one, else 0.";
+        into.gauge("leader_known", help, u64::from(known));
+        let help = "The epoch of the elected writer, as far as this host knows; 0 if it knows none.";
+        into.gauge("leader_epoch", help, part.leader.map_or(0, |leader| leader.epoch));
+        let help = "The time for which this host leads without a further renewal of its lease.";
+        into.measure("leader_lease_remaining_seconds", help, &Duration::from_millis(part.lease_remaining_ms));
+        let help = "Acknowledged data that were not stored when a leadership of this host ended.";
+        into.counter("leader_lost_bytes_total", help, part.lost_bytes);
+        for (reason, count) in part.changes {
+            into.measure(CHANGES.of([reason]), "", &count);
+        }
+    }
+}
+
+impl cached_admin::status::Source for Reported {
+    fn fill(&self, document: &mut Document) {
+        document.election = Some(self.part());
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Prefer {
+    node: String,
+}
+
+/// The maximum time for which a client waits, as for other routes.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+async fn step_down(reported: Arc<Reported>, request: Request, path: &'static str) -> Response {
+    let to = match path {
+        "/leader/prefer" => match serde_json::from_slice(&request.body) {
+            Ok(Prefer { node }) => Release::To(node),
+            Err(error) => {
+                return Response::failure(400, format_args!("give {{\"node\": \"NAME\"}}: {error}"));
+            }
+        },
+        _ => Release::Anyone,
+    };
+    if to == Release::To(reported.node.clone()) {
+        return Response::failure(409, format_args!("{} is this host itself", reported.node));
+    }
+    tracing::info!(peer = %request.peer, path, to = ?to, "the admin listener asks this host to step down");
+    let Some(requests) = reported.present.lock().as_ref().map(|(_, requests)| requests.clone()) else {
+        return Response::failure(409, reported.not_leading());
+    };
+    let (done, answer) = oneshot::channel();
+    if requests.try_send(StepDown { to, done }).is_err() {
+        return Response::failure(409, "this host steps down already, or ends");
+    }
+    match tokio::time::timeout(WAIT_MAX, answer).await {
+        Ok(Ok(Ok(()))) => Response::json(&json!({ "done": true, "leader": reported.part() })),
+        Ok(Ok(Err(why))) => Response::failure(409, why),
+        Ok(Err(_)) => Response::failure(503, "this process ends, or takes part no longer"),
+        Err(_) => {
+            let why = "dirty data are still being stored; this host steps down afterwards";
+            Response::json(&json!({ "done": false, "why": why, "leader": reported.part() }))
+        }
+    }
+}
+
+/// Logs each change of this host's part, until the election ends.
+pub(super) async fn log_changes(mut now: watch::Receiver<Leadership>, node: String) {
+    let mut last = SystemTime::now();
+    while now.changed().await.is_ok() {
+        let Leadership { part, since, cause } = now.borrow_and_update().clone();
+        let before_ms = millis(since.duration_since(last).unwrap_or_default());
+        last = since;
+        match part {
+            Part::Standby { leader: Some(leader) } => {
+                let (leader, address, epoch) = (leader.node, leader.address, leader.epoch);
+                tracing::info!(node, leader, address, epoch, %cause, before_ms, "standby: another host leads");
+            }
+            Part::Standby { leader: None } => {
+                tracing::warn!(node, %cause, before_ms, "standby: no host leads");
+            }
+            Part::Taking(epoch) => {
+                tracing::info!(node, %epoch, %cause, before_ms, "this host takes the lead, and claims the store");
+            }
+            Part::Leading { epoch, .. } => {
+                tracing::info!(node, %epoch, %cause, before_ms, "this host leads");
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Hosts of `cached` that share a store and elect the one that writes to it: a pair over one
+//! `synapsed` on files, unless a test brings another store or registry.
+
+use crate::daemon::{Daemon, wait_for};
+use crate::http;
+use crate::object_client;
+use crate::server::free_port;
+use blocker::executor::block_on;
+use blocker::{Blocker, BlockerExt, Error, FlushRequest, ObjectId, ReadRequest, Scope, WriteRequest};
+use serde_json::Value;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+use synapse::{Address, SynapseBlocker};
+
+/// The lease of the hosts, in seconds.
+pub const LEASE_SECS: u64 = 2;
+
+/// The names of the hosts.
+pub const NODES: [&str; 2] = ["one", "two"];
+
+/// Two hosts.
+#[derive(Debug)]
+pub struct Pair {
+    hosts: [Option<Daemon>; 2],
+    /// The addresses at which the hosts serve objects while they lead.
+    pub addresses: [SocketAddr; 2],
+}
+
+/// Starts a `synapsed` on files, the store of a pair.
+///
+/// # Panics
+/// If it does not start.
+#[must_use]
+pub fn store() -> Daemon {
+    Daemon::start("synapsed", |place| {
+        format!(
+            "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n\
+             [synapse]\nlisten = [\"unix:{place}/synapse\"]\n"
+        )
+    })
+}
+
+/// Returns the lines of `[objects.backend]` for a store started by [`store`].
+#[must_use]
+pub fn backend(store: &Daemon) -> String {
+    format!("kind = \"synapse\"\naddress = \"unix:{}\"\n", store.path("synapse").display())
+}
+
+impl Pair {
+    /// Starts two hosts over a store; `backend` and `registry` are the lines of these tables, and
+    /// `objects` further lines of `[objects]`. Waits until one of them leads.
+    ///
+    /// # Panics
+    /// If they do not start, or none leads.
+    #[must_use]
+    pub fn start(backend: &str, registry: &str, objects: &str) -> Pair {
+        let addresses = [free_port(), free_port()];
+        let host = |host: usize| {
+            let (node, address) = (NODES[host], addresses[host]);
+            let daemon = Daemon::start("cached", |_| {
+                format!(
+                    "[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
+                     dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"64 KiB\"\n{objects}\n\
+                     [objects.election]\nnode = \"{node}\"\nlease_secs = {LEASE_SECS}\n\
+                     [objects.backend]\n{backend}\n[registry]\n{registry}\n\
+                     [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
+                )
+            });
+            Some(daemon)
+        };
+        let pair = Pair { hosts: [host(0), host(1)], addresses };
+        pair.leader();
+        pair
+    }
+
+    /// Returns a host.
+    ///
+    /// # Panics
+    /// If it does not run.
+    #[must_use]
+    pub fn host(&self, host: usize) -> &Daemon {
+        self.hosts[host].as_ref().expect("the host runs")
+    }
+
+    /// Waits until a host leads and serves objects; returns its number.
+    ///
+    /// # Panics
+    /// If none leads in time.
+    #[must_use = "it may be either of them"]
+    pub fn leader(&self) -> usize {
+        wait_for("a leader", || (0..2).find(|host| self.serves(*host)))
+    }
+
+    /// Waits until this host leads and serves objects.
+    ///
+    /// # Panics
+    /// If it does not in time.
+    pub fn wait_for_leader(&self, host: usize) {
+        wait_for(&format!("{} leads", NODES[host]), || self.serves(host).then_some(()));
+    }
+
+    /// Returns whether a host leads and serves objects. A host that is stopped or does not run does
+    /// not.
+    #[must_use]
+    pub fn serves(&self, host: usize) -> bool {
+        let Some(daemon) = &self.hosts[host] else { return false };
+        daemon.is_running()
+            && is_listening(self.addresses[host])
+            && http::get(&daemon.admin, "/readyz").0 == 200
+    }
+
+    /// Returns the document `/leader.json` of a host.
+    #[must_use]
+    pub fn report(&self, host: usize) -> Value {
+        self.host(host).json("/leader.json")
+    }
+
+    /// Kills a host; its directory is gone.
+    pub fn kill(&mut self, host: usize) {
+        self.hosts[host] = None;
+    }
+
+    /// Ends a host by a signal, and starts it again.
+    ///
+    /// # Panics
+    /// If it does not end, or does not start.
+    pub fn restart(&mut self, host: usize, signal: i32) {
+        let daemon = self.hosts[host].take().expect("the host runs");
+        self.hosts[host] = Some(daemon.restart("cached", signal));
+    }
+
+    /// Returns a client of one host, which does not look for the other one.
+    ///
+    /// # Panics
+    /// If it cannot be created.
+    #[must_use]
+    pub fn client(&self, host: usize) -> Client {
+        let mut config = object_client::config(Address::Tcp(self.addresses[host].to_string()));
+        config.reconnect_timeout = Duration::from_secs(1);
+        Client(SynapseBlocker::connect_on_thread(config).expect("a client"))
+    }
+}
+
+/// Returns whether somebody accepts connections at this address.
+#[must_use]
+pub fn is_listening(address: SocketAddr) -> bool {
+    TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok()
+}
+
+/// A client that blocks.
+#[derive(Debug)]
+pub struct Client(pub SynapseBlocker);
+
+impl Client {
+    /// Writes the whole of a small object.
+    ///
+    /// # Errors
+    /// Those of the contract.
+    pub fn write(&self, object: &str, bytes: &[u8]) -> Result<(), Error> {
+        let object: ObjectId = object.parse().expect("an object");
+        block_on(self.0.write(WriteRequest::new(object, 0, bytes))).map(drop)
+    }
+
+    /// Flushes everything: what was written before is stored.
+    ///
+    /// # Errors
+    /// Those of the contract.
+    pub fn flush(&self) -> Result<(), Error> {
+        block_on(self.0.flush(FlushRequest::new(Scope::All))).map(drop)
+    }
+
+    /// Returns the content of a small object; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Those of the contract.
+    pub fn read(&self, object: &str) -> Result<Option<Vec<u8>>, Error> {
+        let object: ObjectId = object.parse().expect("an object");
+        match block_on(self.0.read(ReadRequest::new(object, 0, 1 << 16))) {
+            Ok(reply) => Ok(Some(reply.data.to_vec())),
+            Err(Error::Missing) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
