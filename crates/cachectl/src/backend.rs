@@ -163,10 +163,13 @@ mod tests {
         assert_eq!((table.pool.as_str(), table.user.as_str()), ("vm", "u"));
         assert_eq!(store("synapse:node:7"), "synapse:node:7");
         assert_eq!(store("synapse:unix:/run/s"), "synapse:unix:/run/s");
+        assert_eq!(store("synapse:node:7,other"), "synapse:node:7,other");
         for wrong in [
             "",
             "synapse:",
             "synapse:node:port",
+            "synapse:node:7,",
+            "synapse:node,node:11311",
             "rados:",
             "rados:p,oops=1",
             "file",

@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use ::synapse::{Address, AddressError, ClientConfig, Secret};
+use ::synapse::{Address, Addresses, AddressesError, ClientConfig, Secret};
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
 #[cfg(feature = "rados")]
@@ -113,7 +113,8 @@ config_keys! {
     /// The keys of `kind = "synapse"`.
     pub struct RemoteTable over ClientConfig = ClientConfig::new(Address::Tcp(String::new()));
 
-    /// The server's address; required: `host:port`, or `unix:` and a path.
+    /// The server's address; required: `host:port`, or `unix:` and a path. With several addresses,
+    /// separated by commas, the client uses the one that serves.
     pub address: String = own(String::new());
     /// The file with the secret that client and server share.
     pub secret_file: PathBuf = own(PathBuf::new());
@@ -150,11 +151,11 @@ impl RemoteTable {
     /// Returns the configuration of the client, without the secret.
     ///
     /// # Errors
-    /// [`ConfigError`] if the address is invalid.
+    /// [`ConfigError`] if an address is invalid.
     pub fn client(&self) -> Result<ClientConfig, ConfigError> {
-        let wrong = |error: AddressError| ConfigError::new("objects.backend.address", error);
-        let address = self.address.parse().map_err(wrong)?;
-        let mut config = ClientConfig::new(address);
+        let wrong = |error: AddressesError| ConfigError::new("objects.backend.address", error);
+        let addresses: Addresses = self.address.parse().map_err(wrong)?;
+        let mut config = ClientConfig::new(addresses);
         self.apply(&mut config);
         Ok(config)
     }
@@ -169,7 +170,8 @@ impl RemoteTable {
 
     fn check(&self) -> Result<(), ConfigError> {
         require(!self.address.is_empty(), "objects.backend.address", || {
-            "is missing; expected the server's address, as in \"host:11311\" or \"unix:/path/of/socket\""
+            "is missing; expected the server's address, as in \"host:11311\" or \"unix:/path/of/socket\", or the \
+             addresses of servers that take over from each other, as in \"host1:11311,host2:11311\""
                 .into()
         })?;
         self.check_ranges("objects.backend")?;
@@ -334,7 +336,7 @@ impl FromStr for BackendTable {
             // The rest may contain a secret.
             kind => Err(format!(
                 "{:?} is not a backend; expected memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
-                 s3:BUCKET[,KEY=VALUE]... or synapse:HOST:PORT",
+                 s3:BUCKET[,KEY=VALUE]... or synapse:HOST:PORT[,HOST:PORT]...",
                 kind.map_or_else(|| text.to_owned(), |(kind, _)| format!("{kind}:")),
             )),
         }
@@ -422,7 +424,7 @@ mod backend_text_tests {
         }
         let wrong = "rado:vm,librados.key=hidden".parse::<BackendTable>().unwrap_err();
         assert!(wrong.starts_with("\"rado:\" is not a backend") && !wrong.contains("hidden"), "{wrong}");
-        for text in ["memory:", "file:/a:b", "synapse:n:7"] {
+        for text in ["memory:", "file:/a:b", "synapse:n:7", "synapse:n:7,m:8"] {
             assert_eq!(text.parse::<BackendTable>().unwrap().to_string(), text);
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use blocker::trace::Tracer;
 use blocker::{Clock, SystemClock};
 
+use super::addresses::Addresses;
 use crate::Address;
 use crate::auth::Secret;
 use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
@@ -18,16 +19,16 @@ use connection::{Duplex, SettingError};
 /// A stream that is being opened.
 pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
 
-/// Opens streams to a server that has no [`Address`].
-pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
+/// Opens streams to servers whose [`Address`] is only a name.
+pub type Connector = Arc<dyn Fn(&Address) -> Opening + Send + Sync>;
 
 /// The settings of a [`SynapseBlocker`](crate::SynapseBlocker).
 ///
 /// ```
 /// use std::time::Duration;
-/// use synapse::{ClientConfig, Secret};
+/// use synapse::{Address, ClientConfig, Secret};
 ///
-/// let mut config = ClientConfig::new("storage-7.example.com:11311".parse()?);
+/// let mut config = ClientConfig::new("storage-7.example.com:11311".parse::<Address>()?);
 /// config.secret = Some(Secret::new(b"0d9f1c2a7b3e4f56")?);
 /// config.name = "front-1".into();
 /// config.call_timeout = Some(Duration::from_secs(10));
@@ -37,9 +38,10 @@ pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ClientConfig {
-    /// The server's address.
-    pub address: Address,
-    /// Opens the streams to the server. If set, the address is only a name in logs and errors.
+    /// The server's address, or the addresses of several servers of the same store, of which the
+    /// client uses [one at a time](crate::SynapseBlocker#several-servers).
+    pub addresses: Addresses,
+    /// Opens the streams to the servers. If set, the addresses are only names.
     pub connector: Option<Connector>,
     /// The secret that server and client share. If set, a server that cannot prove its knowledge of
     /// the secret is refused.
@@ -57,15 +59,15 @@ pub struct ClientConfig {
     pub waiting_max: usize,
     /// Whether a CRC-32 protects payloads, in both directions.
     pub payload_crc: bool,
-    /// The time limit for connecting and the handshake. Default: 5 s.
+    /// The time limit for connecting to one server, including the handshake. Default: 5 s.
     pub connect_timeout: Duration,
     /// The silence of the server after which a ping is sent. Default: 5 s.
     pub keep_alive: Duration,
     /// The silence after which the server counts as dead, and the client connects again. Default:
     /// 15 s.
     pub peer_timeout: Duration,
-    /// The first pause between two attempts to connect; each further pause is doubled. Default: 10
-    /// ms.
+    /// The first pause between two attempts to connect, each of which tries every server; each
+    /// further pause is doubled. Default: 10 ms.
     pub backoff_min: Duration,
     /// The longest pause between two attempts to connect. Default: 2 s.
     pub backoff_max: Duration,
@@ -100,11 +102,11 @@ pub struct ClientConfig {
 }
 
 impl ClientConfig {
-    /// Returns the default settings for the server at `address`.
+    /// Returns the default settings for the server at an [`Address`], or for several servers.
     #[must_use]
-    pub fn new(address: Address) -> Self {
+    pub fn new(addresses: impl Into<Addresses>) -> Self {
         Self {
-            address,
+            addresses: addresses.into(),
             connector: None,
             secret: None,
             connections: 2,
@@ -155,6 +157,6 @@ impl ClientConfig {
 
 impl fmt::Debug for ClientConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientConfig").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("ClientConfig").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }

@@ -1,7 +1,9 @@
-//! A new connection: the handshake, and the decision whether the server may replace the last one.
+//! A new connection: the choice of the server, the handshake, and the decision whether the server
+//! may replace the last one.
 
 use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
@@ -23,24 +25,65 @@ use crate::input::{Input, Timer};
 
 /// A connection after its handshake.
 pub(super) struct Connected {
+    /// The number of the server among the client's addresses.
+    pub(super) server: usize,
     pub(super) stream: Stream,
     pub(super) input: Input,
     pub(super) output: Output,
     pub(super) welcome: Box<Welcome>,
 }
 
-/// Connects and performs the handshake, within `connect_timeout`.
+/// Connects to the server with the number `first`, or else to the next one, until `take` accepts a
+/// connection. Tries each server once.
+///
+/// # Errors
+/// `Denied`: wrong secret at one of the servers. `Retryable`: everything else, with the cause at
+/// each server.
+pub(super) async fn connect_in_turn(
+    config: &ClientConfig,
+    first: usize,
+    session: SessionId,
+    pool: &Arc<PayloadPool>,
+    take: impl Fn(Connected) -> Result<Connected, Error>,
+) -> Result<Connected, Error> {
+    let count = config.addresses.count();
+    let mut causes = Vec::new();
+    for server in (first..count).chain(0..first) {
+        match connect(config, server, session, pool).await.and_then(&take) {
+            Ok(connected) => return Ok(connected),
+            Err(cause) => causes.push(cause),
+        }
+    }
+    Err(all_failed(causes))
+}
+
+/// Returns one error for the failures of all servers.
+fn all_failed(mut causes: Vec<Error>) -> Error {
+    let denied = causes.iter().position(|cause| matches!(cause, Error::Denied(_)));
+    if let (Some(only), _) | (None, Some(only)) = (denied, (causes.len() == 1).then_some(0)) {
+        return causes.swap_remove(only);
+    }
+    let texts = causes.iter().map(|cause| match cause {
+        Error::Retryable(text) => text.to_string(),
+        other => other.to_string(),
+    });
+    Error::Retryable(texts.collect::<Vec<_>>().join("; ").into())
+}
+
+/// Connects to a server and performs the handshake, within `connect_timeout`.
 ///
 /// # Errors
 /// `Denied`: wrong secret. `Retryable`: everything else.
-pub(super) async fn connect(
+async fn connect(
     config: &ClientConfig,
+    server: usize,
     session: SessionId,
     pool: &Arc<PayloadPool>,
 ) -> Result<Connected, Error> {
     let timer = Timer::after(Arc::clone(&config.clock), config.connect_timeout);
-    timer.limit(handshake(config, session, pool)).await.unwrap_or_else(|| {
-        let text = format!("{}: no handshake within {:?}", config.address, config.connect_timeout);
+    timer.limit(handshake(config, server, session, pool)).await.unwrap_or_else(|| {
+        let text =
+            format!("{}: no handshake within {:?}", config.addresses.of(server), config.connect_timeout);
         Err(Error::Retryable(text.into()))
     })
 }
@@ -55,12 +98,13 @@ async fn open(address: &Address) -> io::Result<Stream> {
 
 async fn handshake(
     config: &ClientConfig,
+    server: usize,
     session: SessionId,
     pool: &Arc<PayloadPool>,
 ) -> Result<Connected, Error> {
-    let address = &config.address;
+    let address = config.addresses.of(server);
     let stream = match &config.connector {
-        Some(connector) => connector().await.map(Stream::Other),
+        Some(connector) => connector(address).await.map(Stream::Other),
         None => open(address).await,
     };
     let mut stream = stream.map_err(|error| Error::Retryable(format!("{address}: {error}").into()))?;
@@ -85,7 +129,7 @@ async fn handshake(
     let mut challenge: Option<Challenge> = None;
     let welcome = loop {
         let reply = receive(&mut stream, &mut input, &mut output, &mut transcript).await;
-        match reply.map_err(|error| with_address(config, error))? {
+        match reply.map_err(|error| with_address(address, error))? {
             HandshakeReply::Challenge(received) => {
                 let (Some(secret), None) = (&config.secret, &challenge) else {
                     let text = format!("{address}: the server requires a secret, but none is configured");
@@ -107,14 +151,14 @@ async fn handshake(
         match receive(&mut stream, &mut input, &mut output, &mut transcript).await {
             Ok(HandshakeReply::Proof(proof)) if secret.is_proof(&proof, Role::Server, &before) => {}
             Ok(_) => return Err(unproved()),
-            Err(error) => return Err(with_address(config, error)),
+            Err(error) => return Err(with_address(address, error)),
         }
     }
     let capabilities = &welcome.capabilities;
     let list_bytes = u64::from(capabilities.list_entries_max) * codec::LIST_ENTRY_BYTES_MAX;
     let payload = capabilities.request_bytes_max.max(list_bytes).max(codec::CONTROL_BYTES_MAX);
     input.payload_bytes_max = u32::try_from(payload).unwrap_or(u32::MAX);
-    Ok(Connected { stream, input, output, welcome })
+    Ok(Connected { server, stream, input, output, welcome })
 }
 
 enum HandshakeReply {
@@ -162,41 +206,105 @@ fn decode(head: &Head<'_>, payload: &[u8]) -> Result<HandshakeReply, Error> {
 }
 
 /// Names the server in an error. Every error except `Denied` becomes `Retryable`: a failed attempt.
-fn with_address(config: &ClientConfig, error: Error) -> Error {
+fn with_address(address: &Address, error: Error) -> Error {
     match error {
-        Error::Denied(text) => Error::Denied(format!("{}: {text}", config.address).into()),
-        Error::Retryable(text) => Error::Retryable(format!("{}: {text}", config.address).into()),
-        other => Error::Retryable(format!("{}: {other}", config.address).into()),
+        Error::Denied(text) => Error::Denied(format!("{address}: {text}").into()),
+        Error::Retryable(text) => Error::Retryable(format!("{address}: {text}").into()),
+        other => Error::Retryable(format!("{address}: {other}").into()),
     }
 }
 
 // ---- Which servers a client accepts, and what it records of their answers.
 
+/// The server that the client uses, or tries first.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Current {
+    /// Its number among the client's addresses.
+    pub(super) server: usize,
+    /// The last server with a connection, and its instance.
+    pub(super) connected: Option<(usize, InstanceId)>,
+}
+
 impl Shared {
+    /// Connects a lane to the server that the other lanes use, or else to the next one that
+    /// answers. If another lane chooses a server meanwhile, this lane follows at once.
+    ///
+    /// # Errors
+    /// As [`connect_in_turn`].
+    pub(super) async fn reach(&self, lane: u16) -> Result<Connected, Error> {
+        let config = ClientConfig { secret: self.secret.lock().clone(), ..self.config.clone() };
+        loop {
+            let first = self.current.lock().server;
+            let take = |connected| self.accept(connected);
+            let mut attempt = pin!(connect_in_turn(&config, first, self.session(lane), &self.pool, take));
+            // A lane's task is woken when the server changes.
+            let reached = poll_fn(|cx| {
+                let is_first = self.current.lock().server == first;
+                if is_first { attempt.as_mut().poll(cx).map(Some) } else { Poll::Ready(None) }
+            });
+            if let Some(reached) = reached.await {
+                return reached;
+            }
+        }
+    }
+
+    /// Tries the next server first from now on, if `server` is still the one in use: it is silent,
+    /// or ends connections before it has answered anything.
+    pub(super) fn leave(&self, server: usize) {
+        let count = self.config.addresses.count();
+        {
+            let mut current = self.current.lock();
+            if count == 1 || current.server != server {
+                return;
+            }
+            current.server = (server + 1) % count;
+        }
+        // Other lanes may be waiting for its handshake.
+        self.lanes().iter().for_each(|lane| lane.wake());
+    }
+
+    /// Returns the address of the server in use.
+    pub(super) fn address(&self) -> &Address {
+        self.config.addresses.of(self.current.lock().server)
+    }
+
     /// Accepts a connection after its handshake, if its server still serves the same backend.
     ///
     /// # Errors
     /// `Retryable`, with what differs.
     pub(super) fn accept(&self, connected: Connected) -> Result<Connected, Error> {
-        let welcome = &connected.welcome;
+        let Connected { server, welcome, .. } = &connected;
+        let address = self.config.addresses.of(*server);
         let is_emptied = self.check_store(welcome).map_err(|text| {
-            tracing::warn!(server = %self.config.address, "{text}");
-            Error::Retryable(format!("{}: {text}", self.config.address).into())
+            tracing::warn!(server = %address, "{text}");
+            Error::Retryable(format!("{address}: {text}").into())
         })?;
         let before = std::mem::replace(&mut *self.capabilities.write(), welcome.capabilities);
         if before != welcome.capabilities {
-            tracing::info!(server = %self.config.address, "the server has other limits than on the last connection");
+            tracing::info!(server = %address, "the server has other limits than on the last connection");
         }
         self.features.store(welcome.features.0, Ordering::Relaxed);
-        if self.unflushed.connected_to(welcome.instance, &welcome.closed) {
-            // Other lanes may still have connections to the old instance.
-            tracing::info!(server = %self.config.address, name = welcome.server_name, "the server has restarted");
+        let has_changed = self.unflushed.connected_to(welcome.instance, &welcome.closed);
+        let now = Current { server: *server, connected: Some((*server, welcome.instance)) };
+        let before = std::mem::replace(&mut *self.current.lock(), now);
+        if has_changed {
+            let name = &welcome.server_name;
+            match before.connected.map(|(last, _)| last).filter(|last| last != server) {
+                None => tracing::info!(server = %address, name, "the server has restarted"),
+                Some(last) => {
+                    self.counters.server_changes.increment();
+                    let last = self.config.addresses.of(last);
+                    tracing::info!(server = %address, name, %last, "another server has taken over");
+                }
+            }
+        }
+        if has_changed || before.server != *server {
+            // Other lanes may still have connections to the old instance, or be waiting for one.
             self.lanes().iter().for_each(|lane| lane.wake());
         }
-        *self.instance.lock() = Some(welcome.instance);
         if is_emptied {
             tracing::error!(
-                server = %self.config.address,
+                server = %address,
                 "the server's store is in memory, and was empty after a restart: everything stored there is lost"
             );
             self.events.publish(&Event::Emptied);
@@ -212,14 +320,14 @@ impl Shared {
     pub(super) fn lane_up(&self) {
         self.lanes_up.fetch_add(1, Ordering::AcqRel);
         if self.is_away.swap(false, Ordering::AcqRel) {
-            tracing::info!(server = %self.config.address, "the server is reachable again");
+            tracing::info!(server = %self.address(), "the server is reachable again");
         }
     }
 
     /// Notes that a lane has lost its connection.
     pub(super) fn lane_down(&self, why: &Error) {
         if self.lanes_up.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_away.swap(true, Ordering::AcqRel) {
-            tracing::warn!(server = %self.config.address, cause = %why, "the server is unreachable; retrying");
+            tracing::warn!(server = %self.config.addresses, cause = %why, "the server is unreachable; retrying");
         }
     }
 
@@ -262,7 +370,7 @@ impl Shared {
 
     /// Returns whether `instance` is the one that the client connected to last.
     pub(super) fn is_current(&self, instance: InstanceId) -> bool {
-        *self.instance.lock() == Some(instance)
+        self.current.lock().connected.is_some_and(|(_, current)| current == instance)
     }
 
     fn lanes(&self) -> Vec<Arc<Lane>> {

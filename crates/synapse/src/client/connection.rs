@@ -12,8 +12,7 @@ use blocker::{Error, Timestamp};
 use connection::{Output, Stream};
 
 use super::Shared;
-use super::config::ClientConfig;
-use super::connect::{Connected, connect};
+use super::connect::Connected;
 use super::lane::{Lane, damaged_error};
 use crate::auth::random;
 use crate::codec::{self, Features, Flags, InstanceId, Names, Op, Outcome, Status};
@@ -34,6 +33,10 @@ pub(super) enum End {
 pub(super) struct Connection<'a> {
     lane: &'a Lane,
     shared: &'a Shared,
+    /// The number of the server among the client's addresses.
+    server: usize,
+    /// Whether the server has answered anything, and is not silent.
+    is_proven: bool,
     stream: Stream,
     input: Input,
     output: Output,
@@ -57,12 +60,12 @@ pub(super) struct Connection<'a> {
 
 impl<'a> Connection<'a> {
     pub(super) fn new(lane: &'a Lane, shared: &'a Shared, connected: Connected) -> Self {
-        let Connected { stream, mut input, output, welcome } = connected;
+        let Connected { server, stream, mut input, output, welcome } = connected;
         let now = shared.config.clock.now();
         input.received_at = now;
         // The server also closes a connection that is silent for too long.
-        let server = Duration::from_millis(welcome.peer_timeout_ms.into());
-        let keep_alive = shared.config.keep_alive.min(server / 3).max(Duration::from_millis(1));
+        let patience = Duration::from_millis(welcome.peer_timeout_ms.into());
+        let keep_alive = shared.config.keep_alive.min(patience / 3).max(Duration::from_millis(1));
         // Started at the time of the welcome, like all other times: the clock may have advanced
         // since.
         let mut timer = Timer::after(Arc::clone(&shared.config.clock), keep_alive);
@@ -82,6 +85,8 @@ impl<'a> Connection<'a> {
             progressed_at: now,
             write_failure: None,
             keep_alive,
+            server,
+            is_proven: false,
             stream,
             input,
             output,
@@ -130,7 +135,8 @@ impl<'a> Connection<'a> {
             }
             match self.input.poll_fill(cx, &mut self.stream) {
                 Poll::Pending if is_over => {
-                    let why = Error::Retryable("the server has restarted".into());
+                    let why =
+                        Error::Retryable("the server has restarted, or another one has taken over".into());
                     return Poll::Ready(Err(End::Broken(why)));
                 }
                 Poll::Pending => {
@@ -163,6 +169,7 @@ impl<'a> Connection<'a> {
             self.record_progress(now);
             let alive_at = self.input.received_at.max(self.progressed_at);
             if now.since(alive_at) >= self.shared.config.peer_timeout {
+                self.is_proven = false;
                 return Poll::Ready(self.broken(&"the server is silent"));
             }
             if silence >= self.keep_alive && now.since(self.pinged_at) >= self.keep_alive {
@@ -199,7 +206,7 @@ impl<'a> Connection<'a> {
 
     /// Handles all complete frames. Returns whether there were answers among them.
     fn handle_frames(&mut self) -> Result<bool, End> {
-        let address = &self.shared.config.address;
+        let address = self.shared.config.addresses.of(self.server);
         let broken = |error: &dyn std::fmt::Display| {
             End::Broken(Error::Retryable(format!("{address}: {error}").into()))
         };
@@ -211,6 +218,7 @@ impl<'a> Connection<'a> {
             let is_damaged = frame.is_damaged();
             match header.op {
                 Op::Ping if header.flags.has(Flags::REPLY) => {
+                    self.is_proven = true;
                     self.shared.counters.pings_answered.increment();
                 }
                 Op::Event => {
@@ -233,7 +241,7 @@ impl<'a> Connection<'a> {
                     self.output.push_head(|out| codec::encode_credit(out, bytes, true));
                 }
                 op if header.flags.has(Flags::REPLY) => {
-                    has_answers = true;
+                    (has_answers, self.is_proven) = (true, true);
                     let (shared, instance) = (self.shared, self.instance);
                     let (head, payload) = (&frame.head, frame.payload);
                     let op = if header.status == Status::Cancelled { Op::Cancel } else { op };
@@ -258,7 +266,9 @@ impl<'a> Connection<'a> {
     }
 
     fn broken(&self, why: &dyn std::fmt::Display) -> End {
-        End::Broken(Error::Retryable(format!("{}: {why}", self.shared.config.address).into()))
+        End::Broken(Error::Retryable(
+            format!("{}: {why}", self.shared.config.addresses.of(self.server)).into(),
+        ))
     }
 
     /// Sends a goodbye if the socket takes it at once, and closes the connection.
@@ -333,22 +343,17 @@ pub(super) async fn run(lane: Arc<Lane>, shared: Arc<Shared>, first: Option<Conn
 
 async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
     let mut deadlines = Deadlines::new(shared);
-    let mut next = first.map(Ok);
+    let mut next = first.map(|first| shared.accept(first));
     let mut failures = 0;
     loop {
         let attempt = match next.take() {
             Some(attempt) => attempt,
-            None => {
-                let session = shared.session(lane.index);
-                let config = ClientConfig { secret: shared.secret.lock().clone(), ..shared.config.clone() };
-                let connecting = connect(&config, session, &shared.pool);
-                match deadlines.during(lane, connecting).await {
-                    Some(attempt) => attempt,
-                    None => return,
-                }
-            }
+            None => match deadlines.during(lane, shared.reach(lane.index)).await {
+                Some(attempt) => attempt,
+                None => return,
+            },
         };
-        let ended = match attempt.and_then(|connected| shared.accept(connected)) {
+        let ended = match attempt {
             Ok(connected) => {
                 failures = 0;
                 shared.lane_up();
@@ -357,6 +362,9 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
                 match end {
                     End::Closed => return connection.send_goodbye().await,
                     End::Broken(error) => {
+                        if !connection.is_proven {
+                            shared.leave(connection.server);
+                        }
                         shared.lane_down(&error);
                         error
                     }
@@ -365,7 +373,7 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
             Err(error) => error,
         };
         let now = shared.config.clock.now();
-        tracing::debug!(server = %shared.config.address, lane = lane.index, cause = %ended, "not connected");
+        tracing::debug!(server = %shared.config.addresses, lane = lane.index, cause = %ended, "not connected");
         lane.disconnected(now, ended);
         let pause = backoff(shared, failures);
         failures = failures.saturating_add(1);

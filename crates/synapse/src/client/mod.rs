@@ -6,6 +6,7 @@
 //!   └────────── answer ◄───────────┘
 //! ```
 
+mod addresses;
 mod config;
 mod connect;
 mod connection;
@@ -21,10 +22,12 @@ use blocker::{Capabilities, Error, EventHub, Result};
 use parking_lot::{Mutex, RwLock};
 
 use crate::auth::{Secret, random};
-use crate::codec::{InstanceId, SessionId, StoreId};
+use crate::codec::{SessionId, StoreId};
 use ::connection::PayloadPool;
 
+pub use addresses::{Addresses, AddressesError};
 pub use config::{ClientConfig, Connector, Opening};
+use connect::Current;
 use lane::Lane;
 use unflushed::Unflushed;
 
@@ -63,6 +66,15 @@ use unflushed::Unflushed;
 /// - Dropping a reply cancels the request at the server; its slot is free again when the server has
 ///   answered the cancellation.
 ///
+/// # Several servers
+///
+/// With several [addresses](ClientConfig::addresses), all connections are to the same server, until
+/// that one is lost: it refuses, does not complete the handshake within
+/// [`ClientConfig::connect_timeout`], is silent for [`ClientConfig::peer_timeout`], or its name does
+/// not resolve. Then the next address is tried at once, and a pause follows only after all of them
+/// have failed. The guarantees above hold across servers: a server that takes over is another
+/// instance over the same store.
+///
 /// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle
 /// of the same connections, which are closed when the last handle and the last reply are dropped.
 #[derive(Clone)]
@@ -96,7 +108,7 @@ pub(crate) struct Shared {
     lanes_up: AtomicU32,
     /// Whether the loss of all connections has been logged.
     is_away: AtomicBool,
-    instance: Mutex<Option<InstanceId>>,
+    current: Mutex<Current>,
     core: OnceLock<Weak<Core>>,
     counters: ClientCounters<Counter>,
 }
@@ -107,6 +119,8 @@ counters! {
     pub struct ClientCounters<C = u64> {
         /// Connections to the server, the first ones included.
         connects => "synapse_client_connections_total",
+        /// Changes to another server of those that the client knows.
+        server_changes => "synapse_client_server_changes_total",
         /// Requests sent again on another connection.
         resends => "synapse_client_resends_total",
         /// Requests that were sent and whose answer was lost.
@@ -150,7 +164,8 @@ impl SynapseBlocker {
         config.check().map_err(|error| Error::Invalid(error.to_string().into()))?;
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());
         let pool = PayloadPool::new(config.payload_pool_bytes_max);
-        let first = connect::connect(&config, SessionId { client, lane: 0 }, &pool).await?;
+        let session = SessionId { client, lane: 0 };
+        let first = connect::connect_in_turn(&config, 0, session, &pool, Ok).await?;
         let (capabilities, features) = (first.welcome.capabilities, first.welcome.features);
         let shared = Arc::new(Shared {
             secret: Mutex::new(config.secret.clone()),
@@ -165,7 +180,7 @@ impl SynapseBlocker {
             is_away: AtomicBool::new(false),
             features: AtomicU64::new(features.0),
             unflushed: Unflushed::default(),
-            instance: Mutex::new(None),
+            current: Mutex::new(Current { server: first.server, connected: None }),
             core: OnceLock::new(),
             counters: ClientCounters::default(),
         });

@@ -151,7 +151,7 @@ impl<T> Call<T> {
         {
             let mut begun = tracer.child(parent, name, SpanKind::Client);
             begun.set("rpc.system", "synapse");
-            begun.set("server.address", core.shared.config.address.to_string());
+            begun.set("server.address", core.shared.address().to_string());
             request.set_trace(begun.context());
             span = Some(begun);
         }
@@ -350,10 +350,10 @@ async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
     Ok(all)
 }
 
-/// This client's counters, with the server's address as the label `server`.
+/// This client's counters, with the addresses of its servers as the label `server`.
 impl Collect for SynapseBlocker {
     fn collect(&self, into: &mut Families) {
-        let server = Label::from(("server", self.core.shared.config.address.to_string()));
+        let server = Label::from(("server", self.core.shared.config.addresses.to_string()));
         into.append_labelled(&[server], self.core.shared.counters.families());
     }
 }

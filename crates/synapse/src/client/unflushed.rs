@@ -247,7 +247,8 @@ impl State {
                 _ => !self.lost.is_empty(),
             };
         if is_lost {
-            let text = "the server has restarted since it acknowledged writes that were not stored yet";
+            let text = "the server has restarted, or another one has taken over, since it acknowledged writes that \
+                        were not stored yet";
             return Err(Error::WritesLost(text.into()));
         }
         Ok(())

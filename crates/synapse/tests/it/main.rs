@@ -17,6 +17,7 @@ mod refusals;
 mod relay;
 mod restarts;
 mod sessions;
+mod several_servers;
 mod support;
 mod traces;
 mod vectors;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blocker::Blocker;
 use parking_lot::Mutex;
-use synapse::{Address, ClientConfig, Duplex, Server, ServerConfig, SynapseBlocker};
+use synapse::{Address, Addresses, ClientConfig, Duplex, Server, ServerConfig, SynapseBlocker};
 
 use crate::support::environment::clock::TokioClock;
 use crate::support::environment::mortal::Mortal;
@@ -47,12 +47,20 @@ pub fn server_config(clock: TokioClock) -> ServerConfig {
 /// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, because the
 /// network damages bytes.
 pub fn client_config(server: &SimServer) -> ClientConfig {
-    let mut config = ClientConfig::new(Address::Tcp("simulated:1".into()));
-    let sim = server.sim.clone();
-    config.connector = Some(Arc::new(move || {
-        let sim = sim.clone();
+    client_config_of(&[server])
+}
+
+/// The same for a client that knows several servers, in this order.
+pub fn client_config_of(servers: &[&SimServer]) -> ClientConfig {
+    let names: Vec<_> = (0..servers.len()).map(|number| format!("simulated-{number}:1")).collect();
+    let mut config = ClientConfig::new(names.join(",").parse::<Addresses>().expect("names of hosts"));
+    let sims: Vec<_> = servers.iter().map(|server| server.sim.clone()).collect();
+    config.connector = Some(Arc::new(move |address: &Address| {
+        let number = names.iter().position(|name| *name == address.to_string());
+        let sim = sims[number.expect("one of the names")].clone();
         Box::pin(async move { sim.dial().await.map(|stream| Box::new(stream) as Box<dyn Duplex>) })
     }));
+    let server = servers[0];
     config.clock = Arc::new(server.clock);
     config.connections = 1;
     config.payload_crc = true;
