@@ -48,10 +48,11 @@ priorityClassName: high
 topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app.kubernetes.io/name: cached}}}]
 "#;
 /// Values for stores that are elsewhere, whose credentials are in a Secret.
-const STORES: [&str; 3] = [
+const STORES: [&str; 4] = [
     "objects: {enabled: true, backend: {kind: rados, pool: cached, user: cached}, backendSecretName: ceph}",
     "objects: {enabled: true, backend: {kind: s3, bucket: cached, endpoint: \"https://s3.example\"}, backendSecretName: s3}",
     "objects: {enabled: true, backend: {kind: synapse, address: \"node1:11311\"}, backendSecretName: node}",
+    include_str!("../../../deploy/kubernetes/pair.yaml"),
 ];
 /// Numbers that helm would print with an exponent.
 const LARGE: &str = "{memcached: {memoryMiB: 1048576, connectionsMax: 1000000}, persistence: {enabled: true}, objects: {enabled: true, memoryMiB: 2097152, countMax: 4000000}}";
@@ -176,6 +177,15 @@ fn wrong_values_are_refused() {
             "{replicas: 2, objects: {enabled: true, backend: {kind: s3, bucket: a}, config: {writer: cache}}}",
             "need replicas 1 with objects.backend.kind s3",
         ),
+        (
+            "{objects: {enabled: true, backend: {kind: rados, pool: a}, election: {enabled: true}}}",
+            "objects.election.enabled needs objects.enabled and synapse.enabled",
+        ),
+        (
+            "{replicas: 2, objects: {enabled: true, backend: {kind: rados, pool: a}, election: {enabled: true}}, synapse: {enabled: true, secretName: s}}",
+            "objects.election.enabled needs replicas 1",
+        ),
+        ("{objects: {election: {registry: {kind: file}}}}", "kind"),
         ("{objects: {journal: {directory: /journal}}}", "directory"),
         ("{objects: {backend: {kind: tape}}}", "kind"),
         ("{s3: {tls: {secret: cert}}}", "secret"),
@@ -195,7 +205,7 @@ fn manifests_are_valid() {
         Ok(validator) => validator,
         Err(why) => return outside::skip("manifests_are_valid", &why),
     };
-    for values in ["{}", EVERYTHING, NOTHING, STORES[0]] {
+    for values in ["{}", EVERYTHING, NOTHING, STORES[0], STORES[3]] {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
         // Kubernetes has no schemas for the Prometheus operator's kinds.
         let own: Vec<&str> =

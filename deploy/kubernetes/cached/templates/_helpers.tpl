@@ -107,6 +107,10 @@ ca_file = "{{ $directory }}/ca.crt"
 {{- if and $http.enabled (lt (int64 $http.bytesMiBMax) $least) -}}
 {{- fail (printf "objects.http.bytesMiBMax must be at least %d: twice objects.objectMiBMax, and 64 KiB for each of objects.http.connectionsMax" $least) -}}
 {{- end -}}
+{{- if and $objects.election.enabled (not (and $objects.enabled .Values.synapse.enabled)) }}{{ fail "objects.election.enabled needs objects.enabled and synapse.enabled" }}{{ end -}}
+{{- if and $objects.election.enabled (or (gt (int .Values.replicas) 1) (hasKey $objects.config "writer")) -}}
+{{- fail "objects.election.enabled needs replicas 1 and no writer in objects.config: each host of the election is a release" -}}
+{{- end -}}
 {{- if and $s3.enabled (not $s3.upstream) }}{{ fail "s3.enabled needs s3.upstream" }}{{ end -}}
 {{- /* A pod has no credentials in its environment. */ -}}
 {{- if and $s3.enabled $s3.keysSecretName (not $s3.upstreamSecretName) (not $s3.config.upstream_auth) -}}
@@ -154,6 +158,9 @@ shutdown_flush_secs = {{ .Values.objects.shutdownFlushSecs }}
 {{- if and .Values.objects.journal.enabled (not (hasKey .Values.objects.config "writer")) }}
 writer = "cache"
 {{- end }}
+{{- if .Values.objects.election.enabled }}
+writer = "elected"
+{{- end }}
 {{- include "cached.keys" .Values.objects.config }}
 
 [objects.backend]
@@ -200,6 +207,16 @@ connections_max = {{ int64 .connectionsMax }}
 
 [[objects.namespaces]]
 {{- include "cached.keys" . }}
+{{- end }}
+{{- if .Values.objects.election.enabled }}
+{{- $name := include "cached.name" . }}
+
+[objects.election]
+address = {{ printf "%s-0.%s.%s.svc:%v" $name $name .Release.Namespace .Values.synapse.port | quote }}
+{{- include "cached.keys" .Values.objects.election.config }}
+
+[registry]
+{{- include "cached.keys" .Values.objects.election.registry }}
 {{- end }}
 {{- end }}
 {{- if .Values.synapse.enabled }}
