@@ -57,6 +57,7 @@ mod stats;
 mod stats_forms;
 mod suite;
 mod time;
+mod takeovers;
 mod tls;
 mod tools;
 mod tracing;
