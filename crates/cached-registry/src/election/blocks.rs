@@ -250,7 +250,7 @@ impl BlockElection {
         }
         if self.step.is_none() {
             match self.entry_at() {
-                _ if self.agreement.is_none() || now >= self.look_at => {
+                _ if now >= self.look_at => {
                     self.under_way = Some(UnderWay::Look(now));
                     return Action::Do(BlockOp::Read);
                 }

@@ -145,6 +145,8 @@ pub(crate) struct DocumentElection {
     release: Option<Release>,
     /// The time until which this host leaves the lease to others.
     resting_until: Timestamp,
+    /// The time of the next write after one that was not successful.
+    retry_at: Timestamp,
     #[cfg(test)]
     pub(crate) broken: Option<LeaseRule>,
 }
@@ -187,6 +189,7 @@ impl DocumentElection {
             used: 0,
             release: None,
             resting_until: Timestamp(0),
+            retry_at: Timestamp(0),
             #[cfg(test)]
             broken: None,
         }
@@ -260,13 +263,16 @@ impl DocumentElection {
         if self.under_way.is_some() {
             return Action::Wait(lapse.min(self.claim_due()));
         }
-        if self.seen.is_none() || now >= self.look_at {
+        if now >= self.look_at {
             self.under_way = Some(UnderWay::Read);
             return Action::Do(DocumentOp::Read);
         }
         match self.next_document(now) {
-            Ok(document) => Action::Do(self.write(now, document)),
-            Err(at) => Action::Wait(at.min(self.look_at).min(lapse).min(self.claim_due())),
+            Ok(document) if now >= self.retry_at => Action::Do(self.write(now, document)),
+            next => {
+                let at = next.err().unwrap_or(self.retry_at);
+                Action::Wait(at.min(self.look_at).min(lapse).min(self.claim_due()))
+            }
         }
     }
 
@@ -300,11 +306,11 @@ impl DocumentElection {
             Written::Conflict => self.look_at = now,
             Written::Unknown => {
                 self.unresolved = Some(attempt);
-                self.look_at = now;
+                (self.look_at, self.retry_at) = (now, now + retry_delay(self.lease));
             }
             Written::Failed => {
-                self.renew_at = self.renew_at.max(now + retry_delay(self.lease));
-                self.look_at = self.look_at.min(self.renew_at);
+                self.retry_at = now + retry_delay(self.lease);
+                self.look_at = self.look_at.min(self.retry_at);
             }
         }
     }
@@ -484,12 +490,35 @@ mod tests {
         };
         a.written(at(110), Written::Unknown);
         assert_eq!(a.next(at(110)), Action::Do(DocumentOp::Read));
-        a.read(at(111), Some((Revision(7), document)));
-        assert_eq!(a.next(at(111)), Action::Do(DocumentOp::Write(renewed.clone(), Expect::At(Revision(7)))));
+        a.read(at(110), Some((Revision(7), document)));
+        assert_eq!(a.next(at(110)), Action::Wait(at(110) + retry_delay(LEASE)));
+        assert_eq!(a.next(at(112)), Action::Do(DocumentOp::Write(renewed.clone(), Expect::At(Revision(7)))));
         a.written(at(112), Written::Conflict);
         assert_eq!(a.next(at(112)), Action::Do(DocumentOp::Read));
         a.read(at(112), Some((Revision(8), renewed)));
         assert_eq!(a.role(at(112)), Role::Leader(Epoch(1), at(126)));
+    }
+
+    #[test]
+    fn failed_operations_are_repeated_after_a_delay() {
+        let mut a = host("a", 1);
+        assert_eq!(a.next(at(0)), Action::Do(DocumentOp::Read));
+        a.read_failed(at(1));
+        let mut now = at(1) + retry_delay(LEASE);
+        assert_eq!(a.next(at(1)), Action::Wait(now));
+        assert_eq!(a.next(now), Action::Do(DocumentOp::Read));
+        a.read(now, None);
+        for outcome in [Written::Failed, Written::Unknown] {
+            assert!(matches!(a.next(now), Action::Do(DocumentOp::Write(..))));
+            a.written(now, outcome);
+            if outcome == Written::Unknown {
+                assert_eq!(a.next(now), Action::Do(DocumentOp::Read));
+                a.read(now, None);
+            }
+            let retry = now + retry_delay(LEASE);
+            assert_eq!(a.next(now), Action::Wait(retry));
+            now = retry;
+        }
     }
 
     #[test]

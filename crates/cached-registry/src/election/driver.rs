@@ -12,7 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::candidates::Candidates;
 use super::elector::{Cause, Elector, Leadership, Lease, Part, Shared, StepDown};
 use super::machine::{Blocks, Documents, Machine};
-use super::{Action, BlockElection, Candidate, Claimed, DocumentElection, LEASE_MIN, Role, epoch_time};
+use super::{
+    Action, BlockElection, Candidate, Claimed, DocumentElection, LEASE_MIN, LeaderDocument, Role, epoch_time,
+};
 use crate::clock::BootClock;
 use crate::error::{Error, Result};
 use crate::registry::Registry;
@@ -226,6 +228,10 @@ impl<M: Machine> Driver<M> {
         });
     }
 
+    fn other_leader(&self, now: Timestamp) -> Option<LeaderDocument> {
+        self.machine.leader(now).filter(|leader| leader.writer != self.parts.me.writer)
+    }
+
     /// Returns this host's part and the reason for it, if the part is no longer `old`.
     fn change(&mut self, now: Timestamp, role: Role, old: &Leadership) -> Option<(Part, Cause)> {
         match (role, &old.part) {
@@ -241,8 +247,8 @@ impl<M: Machine> Driver<M> {
             (Role::Taking(epoch), Part::Standby { .. }) => Some((Part::Taking(epoch), self.vacancy)),
             (Role::Taking(epoch), _) => Some((Part::Taking(epoch), Cause::Fenced)),
             (Role::Standby, Part::Standby { leader: old }) => {
-                let leader = self.machine.leader(now);
-                let key = |leader: &super::LeaderDocument| (leader.epoch, leader.writer, leader.node.clone());
+                let leader = self.other_leader(now);
+                let key = |leader: &LeaderDocument| (leader.epoch, leader.writer, leader.node.clone());
                 if leader.as_ref().map(key) == old.as_ref().map(key) {
                     return None;
                 }
@@ -250,7 +256,7 @@ impl<M: Machine> Driver<M> {
                 Some((Part::Standby { leader }, cause))
             }
             (Role::Standby, Part::Taking(_) | Part::Leading { .. }) => {
-                let leader = self.machine.leader(now).filter(|leader| leader.writer != self.parts.me.writer);
+                let leader = self.other_leader(now);
                 let lost = if leader.is_some() { Cause::Superseded } else { Cause::Lapsed };
                 let cause = self.ending.take().unwrap_or(lost);
                 Some((Part::Standby { leader }, cause))

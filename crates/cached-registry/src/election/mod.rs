@@ -28,6 +28,8 @@ mod blocks;
 mod candidates;
 mod document;
 mod driver;
+#[cfg(test)]
+mod driver_tests;
 mod elector;
 mod machine;
 #[cfg(test)]
