@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::device::{Disk, Noted};
+use super::device::{Disk, NODES_MAX, Noted, Slot};
 use crate::agreement::{Agreement, Step, Usurped};
 use crate::error::{Error, Result};
 use crate::table::{Cell, Content, random};
@@ -72,14 +72,23 @@ impl Cell for DiskCell {
 
 impl Shared {
     fn read(&self) -> Result<Content> {
+        let newest = self.newest_slot()?;
+        Ok(newest.map_or_else(Content::default, |(version, slot)| Content {
+            version: Some(version),
+            bytes: slot.table.into(),
+        }))
+    }
+
+    /// Returns the newest version; `None` if there is none yet.
+    fn newest_slot(&self) -> Result<Option<(u64, Slot)>> {
         let mut newest = Noted::default();
         for _ in 0..READS_MAX {
             newest = self.newest()?;
             if newest == Noted::default() {
-                return Ok(Content::default());
+                return Ok(None);
             }
-            if let Some(table) = self.disk.read_slot(newest.node, newest.version)? {
-                return Ok(Content { version: Some(newest.version), bytes: table.into() });
+            if let Some(slot) = self.disk.read_slot(newest.node, newest.version)? {
+                return Ok(Some((newest.version, slot)));
             }
         }
         // A slot is overwritten only after a later version was noted.
@@ -96,24 +105,51 @@ impl Shared {
 
     fn swap(&self, expected: u64, table: &[u8]) -> Result<bool> {
         let mut state = self.state.lock();
-        if self.newest()?.version != expected {
+        let (newest, applied) = match self.newest_slot()? {
+            Some((version, slot)) => (version, slot.applied),
+            None => (0, [0; NODES_MAX]),
+        };
+        if newest != expected {
             return Ok(false);
         }
         let version = expected.checked_add(1).ok_or_else(|| self.disk.lost(state.noted))?;
-        // If this node has proposed another table for this version, it may have been decided already.
-        let is_ours = match state.agreement.block().counter == version {
-            true => self.disk.read_slot(self.me as u64, version)?.is_some_and(|earlier| earlier == table),
-            false => {
-                self.disk.write_slot(self.me, version, table)?;
-                true
+        let is_ours = self.propose(&state, version, table, applied)?;
+        self.decide(&mut state, version, is_ours).map_err(|error| match error {
+            // Another node may adopt a table whose agreement has begun.
+            Error::Unavailable(why) if state.agreement.block().counter == version => {
+                Error::OutcomeUnknown(why)
             }
-        };
-        let Some(node) = self.agree(&mut state, version)? else {
-            // Others have decided this version and gone on. A table that was proposed in this epoch may
-            // be the one that they have decided for.
-            let is_untouched = state.agreement.block().counter < version;
-            let unknown = || Error::OutcomeUnknown("other nodes have changed the table meanwhile".into());
-            return if is_untouched { Ok(false) } else { Err(unknown()) };
+            other => other,
+        })
+    }
+
+    /// Writes the proposal for this version. `applied` is that of the version before. Returns whether
+    /// the proposal has this table: if this node has proposed another one before, it may have been
+    /// decided already.
+    fn propose(
+        &self,
+        state: &State,
+        version: u64,
+        table: &[u8],
+        mut applied: [u64; NODES_MAX],
+    ) -> Result<bool> {
+        if state.agreement.block().counter == version {
+            let earlier = self.disk.read_slot(self.me as u64, version)?;
+            return Ok(earlier.is_some_and(|earlier| earlier.table == table));
+        }
+        applied[self.me] = version;
+        self.disk.write_slot(self.me, version, &Slot { table: table.to_vec(), applied })?;
+        Ok(true)
+    }
+
+    /// Agrees on this version, and returns whether it has become this node's proposal, if that
+    /// `is_ours`.
+    fn decide(&self, state: &mut State, version: u64, is_ours: bool) -> Result<bool> {
+        let Some(node) = self.agree(state, version)? else {
+            // Others have decided this version and gone on. What they have decided is in the newest
+            // proposal, because each one continues the list of the version before.
+            let newest = self.newest_slot()?;
+            return Ok(is_ours && newest.is_some_and(|(_, slot)| slot.applied[self.me] == version));
         };
         let noted = Noted { version, node };
         self.disk.write_agreement(self.me, state.agreement.block(), noted)?;
@@ -172,6 +208,61 @@ mod tests {
         (version, bytes)
     }
 
+    fn proposal(table: &[u8], node: usize, version: u64) -> Slot {
+        let mut applied = [0; NODES_MAX];
+        applied[node] = version;
+        Slot { table: table.to_vec(), applied }
+    }
+
+    /// Lets the cell's node enter the agreement on `version` until it has written a ballot, or also a
+    /// vote.
+    fn begin(cell: &DiskCell, version: u64, votes: bool) {
+        let Shared { disk, me, state } = &*cell.0;
+        let mut state = state.lock();
+        let State { agreement, noted } = &mut *state;
+        let mut step = agreement.enter(version, *me as u64);
+        loop {
+            step = match step {
+                Step::Read => {
+                    let blocks: Vec<_> =
+                        disk.read_agreement().unwrap().into_iter().map(|(block, _)| block).collect();
+                    agreement.read(&blocks).unwrap()
+                }
+                Step::Write(block) => {
+                    disk.write_agreement(*me, block, *noted).unwrap();
+                    if !votes || block.voted > 0 {
+                        return;
+                    }
+                    agreement.written()
+                }
+                end => panic!("{end:?}"),
+            };
+        }
+    }
+
+    #[test]
+    fn a_node_finds_out_whether_others_have_decided_for_its_table() {
+        for votes in [false, true] {
+            let (_dir, cells) = cells();
+            let (a, b) = (&cells[0].0, &cells[1].0);
+            assert!(a.swap(0, b"one").unwrap());
+            let applied = a.newest_slot().unwrap().unwrap().1.applied;
+            assert!(a.propose(&a.state.lock(), 2, b"two", applied).unwrap());
+            begin(&cells[0], 2, votes);
+            // The other node decides this version for the table that has a vote, and goes on, until the
+            // slot of that version is overwritten.
+            let mut decided = b.swap(1, b"other").unwrap();
+            assert_eq!(decided, !votes);
+            for version in 2..6 {
+                decided = b.swap(version, b"later").unwrap();
+                assert!(decided);
+            }
+            let outcome = a.decide(&mut a.state.lock(), 2, true);
+            assert_eq!(outcome, Ok(votes));
+            assert!(a.swap(6, b"next").unwrap());
+        }
+    }
+
     #[test]
     fn a_change_that_a_crash_has_interrupted_is_completed_by_another_node() {
         let (_dir, cells) = cells();
@@ -179,7 +270,7 @@ mod tests {
         assert!(cells[0].0.swap(0, b"one").unwrap());
         // Node 0 has voted for its second table, and crashes before it notes the decision.
         let disk = &cells[0].0.disk;
-        disk.write_slot(0, 2, b"two").unwrap();
+        disk.write_slot(0, 2, &proposal(b"two", 0, 2)).unwrap();
         let block = Block { counter: 2, promised: 9, voted: 9, value: 0 };
         disk.write_agreement(0, block, Noted { version: 1, node: 0 }).unwrap();
         assert_eq!(read(&cells[1]), (Some(1), b"one"[..].into()));
@@ -196,7 +287,7 @@ mod tests {
     fn a_node_that_returns_keeps_the_table_that_it_has_proposed() {
         let (_dir, cells) = cells();
         let disk = &cells[0].0.disk;
-        disk.write_slot(0, 1, b"first").unwrap();
+        disk.write_slot(0, 1, &proposal(b"first", 0, 1)).unwrap();
         disk.write_agreement(0, Block { counter: 1, promised: 1, voted: 0, value: 0 }, Noted::default())
             .unwrap();
         let returned = DiskCell::new(Arc::clone(disk), 0).unwrap();

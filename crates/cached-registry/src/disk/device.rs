@@ -25,11 +25,23 @@ const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"cachedRB");
 const SLOT_MAGIC: u64 = u64::from_le_bytes(*b"cachedRT");
 const FORMAT: u64 = 1;
 
+/// The words of a slot's header before those of the nodes: magic, version, length, checksum.
+const SLOT_WORDS: usize = 4;
+
 /// The version of the table that some node knows to be decided, and the node whose slot has it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct Noted {
     pub(super) version: u64,
     pub(super) node: u64,
+}
+
+/// A proposal for one version of the table, as a slot holds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Slot {
+    pub(super) table: Vec<u8>,
+    /// For each node the last version, up to this one, that is the node's own proposal if this
+    /// proposal is decided.
+    pub(super) applied: [u64; NODES_MAX],
 }
 
 /// A disk that hosts share.
@@ -133,31 +145,36 @@ impl Disk {
         self.write_record(1, node, block, noted)
     }
 
-    /// Writes version `version` of the table to a slot of `node`.
-    pub(super) fn write_slot(&self, node: usize, version: u64, table: &[u8]) -> Result<()> {
+    /// Writes a proposal for `version` to a slot of `node`.
+    pub(super) fn write_slot(&self, node: usize, version: u64, proposal: &Slot) -> Result<()> {
+        let table = &proposal.table;
         let mut slot = Aligned::new(BLOCK_BYTES + table.len().next_multiple_of(BLOCK_BYTES));
         slot.bytes_mut()[BLOCK_BYTES..][..table.len()].copy_from_slice(table);
-        let crc = u64::from(crc32fast::hash(table));
-        put_words(slot.bytes_mut(), &[SLOT_MAGIC, version, table.len() as u64, crc]);
+        put_words(slot.bytes_mut(), &[SLOT_MAGIC, version, table.len() as u64, 0]);
+        put_words(&mut slot.bytes_mut()[SLOT_WORDS * 8..], &proposal.applied);
+        let crc = slot_crc(slot.bytes(), table.len());
+        put_words(&mut slot.bytes_mut()[(SLOT_WORDS - 1) * 8..], &[crc]);
         let at = self.slot_at(node, version);
         self.file.write_all_at(slot.bytes(), at).map_err(|error| self.outcome("written", &error))
     }
 
-    /// Returns version `version` of the table from a slot of `node`; `None` if the slot has another
+    /// Returns the proposal for `version` from a slot of `node`; `None` if the slot has another
     /// version.
-    pub(super) fn read_slot(&self, node: u64, version: u64) -> Result<Option<Vec<u8>>> {
+    pub(super) fn read_slot(&self, node: u64, version: u64) -> Result<Option<Slot>> {
         let node = usize::try_from(node).ok().filter(|node| *node < self.nodes);
         let Some(node) = node else { return Err(self.damage("a block names a node that does not exist")) };
         let mut slot = Aligned::new(SLOT_BYTES);
         self.read_at(self.slot_at(node, version), slot.bytes_mut())?;
         let word = |index| word(slot.bytes(), index);
-        if word(0) != SLOT_MAGIC || word(1) != version {
-            return Ok(None);
-        }
         let len = usize::try_from(word(2)).ok().filter(|len| *len <= TABLE_BYTES_MAX);
-        let table = len.map(|len| &slot.bytes()[BLOCK_BYTES..][..len]);
         // A slot that is being overwritten has the new header and a part of the new table, or neither.
-        Ok(table.filter(|table| u64::from(crc32fast::hash(table)) == word(3)).map(<[u8]>::to_vec))
+        let len = len.filter(|len| {
+            word(0) == SLOT_MAGIC && word(1) == version && word(3) == slot_crc(slot.bytes(), *len)
+        });
+        Ok(len.map(|len| Slot {
+            table: slot.bytes()[BLOCK_BYTES..][..len].to_vec(),
+            applied: std::array::from_fn(|node| word(SLOT_WORDS + node)),
+        }))
     }
 
     /// Returns the error for a version that a node has noted, but no slot has.
@@ -290,6 +307,14 @@ fn word(bytes: &[u8], index: usize) -> u64 {
     u64::from_le_bytes(bytes[index * 8..][..8].try_into().expect("8 bytes"))
 }
 
+/// Returns the checksum of a slot whose table has `len` bytes.
+fn slot_crc(slot: &[u8], len: usize) -> u64 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&slot[SLOT_WORDS * 8..][..NODES_MAX * 8]);
+    hasher.update(&slot[BLOCK_BYTES..][..len]);
+    hasher.finalize().into()
+}
+
 fn put_words(bytes: &mut [u8], words: &[u64]) {
     for (index, word) in words.iter().enumerate() {
         bytes[index * 8..][..8].copy_from_slice(&word.to_le_bytes());
@@ -360,8 +385,9 @@ mod tests {
         let disk = Disk::open(&path, 2, true).unwrap();
         let block = Block { counter: 1, promised: 2, voted: 3, value: 4 };
         disk.write_agreement(1, block, Noted { version: 1, node: 1 }).unwrap();
-        disk.write_slot(1, 1, b"table").unwrap();
-        assert_eq!(disk.read_slot(1, 1).unwrap().unwrap(), b"table");
+        let slot = Slot { table: b"table".to_vec(), applied: std::array::from_fn(|node| node as u64) };
+        disk.write_slot(1, 1, &slot).unwrap();
+        assert_eq!(disk.read_slot(1, 1).unwrap().unwrap(), slot);
         assert_eq!((disk.read_slot(1, 3).unwrap(), disk.read_slot(1, 2).unwrap()), (None, None));
         assert!(matches!(disk.read_slot(2, 1), Err(Error::Corrupt(_))));
         let flip = |at: u64| {
@@ -370,8 +396,12 @@ mod tests {
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
         };
-        flip(disk.slot_at(1, 1) + BLOCK_BYTES as u64 + 2);
-        assert_eq!(disk.read_slot(1, 1).unwrap(), None);
+        // In the table, in the words of a node, in the version and in the length.
+        for at in [BLOCK_BYTES as u64 + 2, 42, 8, 17] {
+            flip(disk.slot_at(1, 1) + at);
+            assert_eq!(disk.read_slot(1, 1).unwrap(), None, "{at}");
+            flip(disk.slot_at(1, 1) + at);
+        }
         for at in 0..64 {
             let at = 2 * BLOCK_BYTES as u64 + at;
             flip(at);

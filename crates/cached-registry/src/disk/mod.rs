@@ -13,7 +13,8 @@
 //! what epoch V decides. A node writes its proposal to one of its slots (V modulo 2), enters the
 //! epoch with its own number as the value, and at the end notes in its block which node's slot has
 //! version V. Only then is the change acknowledged. A reader takes the highest version that any node
-//! has noted.
+//! has noted. Each proposal also lists for every node the last version that was the node's own
+//! proposal; so a node whose version others have decided finds out what they have decided.
 //!
 //! | module | content |
 //! |---|---|
