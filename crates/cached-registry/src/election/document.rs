@@ -508,7 +508,7 @@ mod tests {
         assert_eq!(a.next(at(1)), Action::Wait(now));
         assert_eq!(a.next(now), Action::Do(DocumentOp::Read));
         a.read(now, None);
-        for outcome in [Written::Failed, Written::Unknown] {
+        for outcome in [Written::Unknown, Written::Failed] {
             assert!(matches!(a.next(now), Action::Do(DocumentOp::Write(..))));
             a.written(now, outcome);
             if outcome == Written::Unknown {

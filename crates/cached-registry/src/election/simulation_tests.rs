@@ -18,7 +18,7 @@ const SEEDS: u64 = 5_000;
 const MS: u64 = 1_000_000;
 const LEASE_MS: u64 = 3_000;
 /// The faults end at this time, in ms.
-const CALM_MS: u64 = 30_000;
+const CALM_MS: u64 = 24_000;
 /// The run ends at this time, in ms.
 const END_MS: u64 = CALM_MS + 5 * LEASE_MS;
 
@@ -272,7 +272,7 @@ impl<S: Subject> World<S> {
                     // A change may take longer than the lease.
                     self.after(0, 2 * LEASE_MS, Event::Change(epoch.0));
                 }
-                self.after(50, 200, Event::Send(node));
+                self.after(100, 400, Event::Send(node));
             }
             Event::Change(epoch) => {
                 if self.store.change(Epoch(epoch)) && epoch != self.store.epoch() {

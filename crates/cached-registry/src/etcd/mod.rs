@@ -75,6 +75,32 @@ impl EtcdBody {
         Ok(Listing { documents: self.documents(&answer)?, revision: revision_of(&answer) })
     }
 
+    /// Returns the number of keys with a prefix after the changes of `revision`.
+    async fn count(&self, prefix: &str, revision: Revision) -> Result<u64> {
+        if revision == Revision(0) {
+            // For etcd this would be the present.
+            return Ok(0);
+        }
+        let (first, end) = self.range(prefix);
+        let request = json!({
+            "key": first, "range_end": end, "revision": revision.to_string(), "count_only": true
+        });
+        Ok(number(&self.client.call("kv/range", &request, Effect::Repeatable).await?["count"]))
+    }
+
+    /// Returns whether a key with a prefix has changed after `after`, the number of keys with the
+    /// prefix, and the revision of this state.
+    async fn changed_after(&self, prefix: &str, after: Revision) -> Result<(bool, u64, Revision)> {
+        let (first, end) = self.range(prefix);
+        let request = json!({
+            "key": first, "range_end": end, "keys_only": true,
+            "min_mod_revision": after.0.saturating_add(1).to_string(),
+        });
+        let answer = self.client.call("kv/range", &request, Effect::Repeatable).await?;
+        let has_changed = answer["kvs"].as_array().is_some_and(|found| !found.is_empty());
+        Ok((has_changed, number(&answer["count"]), revision_of(&answer)))
+    }
+
     pub(crate) async fn change(&self, changes: &[Change]) -> Result<Revision> {
         let compare: Vec<Value> = changes.iter().map(|change| self.compare(change)).collect();
         let success: Vec<Value> = changes.iter().map(|change| self.operation(change)).collect();

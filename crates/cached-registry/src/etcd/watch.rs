@@ -18,6 +18,9 @@ const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// the other side has gone away.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// After this time without an event the keys are counted.
+const SILENCE_MIN: Duration = Duration::from_secs(10);
+
 /// The delay before a stream is opened after failures, which doubles up to the maximum.
 const DELAY_MIN: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(5);
@@ -31,11 +34,18 @@ pub(crate) struct EtcdWatch {
     /// The number of failures since the last message.
     failures: u32,
     has_logged_in_again: bool,
+    /// The number of keys with the prefix after the changes of this revision.
+    counted: Option<(Revision, u64)>,
+    /// There is no change between these two revisions.
+    quiet: Option<(Revision, Revision)>,
 }
 
 impl fmt::Debug for EtcdWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdWatch").field("failures", &self.failures).finish_non_exhaustive()
+        f.debug_struct("EtcdWatch")
+            .field("failures", &self.failures)
+            .field("is_open", &self.stream.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -51,7 +61,7 @@ impl EtcdWatch {
         loop {
             while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let message: Vec<u8> = self.buffer.drain(..=end).collect();
-                if let Some(changes) = self.take(etcd, &message, prefix, after)? {
+                if let Some(changes) = self.take(etcd, &message, prefix, after).await? {
                     return Ok(changes);
                 }
             }
@@ -59,7 +69,9 @@ impl EtcdWatch {
                 self.open(etcd, prefix, after).await?;
                 continue;
             };
-            match tokio::time::timeout(SILENCE_MAX, stream.frame()).await {
+            let is_counted = self.counted.is_some_and(|(at, _)| at == after);
+            let silence = if is_counted { SILENCE_MAX } else { SILENCE_MIN };
+            match tokio::time::timeout(silence, stream.frame()).await {
                 Ok(Some(Ok(frame))) => {
                     let data = frame.into_data().unwrap_or_default();
                     if self.buffer.len() + data.len() > MESSAGE_BYTES_MAX {
@@ -69,8 +81,17 @@ impl EtcdWatch {
                 }
                 Ok(Some(Err(why))) => return Err(self.fail(etcd, why)),
                 Ok(None) => return Err(self.fail(etcd, "etcd has ended the watch".into())),
-                Err(_) => self.close(),
+                Err(_) if is_counted => self.close(),
+                Err(_) => self.count(etcd, prefix, after).await,
             }
+        }
+    }
+
+    /// Counts the keys with the prefix; without their number, a compaction is reported even if nothing
+    /// has changed.
+    async fn count(&mut self, etcd: &EtcdBody, prefix: &str, after: Revision) {
+        if self.counted.is_none_or(|(at, _)| at != after) {
+            self.counted = etcd.count(prefix, after).await.ok().map(|count| (after, count));
         }
     }
 
@@ -79,7 +100,9 @@ impl EtcdWatch {
             tokio::time::sleep((DELAY_MIN * (1 << (self.failures - 1).min(10))).min(DELAY_MAX)).await;
         }
         let (first, end) = etcd.range(prefix);
-        let from = after.0.saturating_add(1).to_string();
+        self.count(etcd, prefix, after).await;
+        let last = self.quiet.filter(|(from, _)| *from == after).map_or(after, |(_, to)| to);
+        let from = last.0.saturating_add(1).to_string();
         let request = json!({ "create_request": { "key": first, "range_end": end, "start_revision": from } });
         match etcd.client.stream("watch", &request).await {
             Ok(stream) => {
@@ -94,7 +117,7 @@ impl EtcdWatch {
     }
 
     /// Takes one message of the stream.
-    fn take(
+    async fn take(
         &mut self,
         etcd: &EtcdBody,
         message: &[u8],
@@ -106,7 +129,7 @@ impl EtcdWatch {
         };
         let result = &message["result"];
         if result["canceled"] == true || !result.is_object() {
-            return self.cancelled(etcd, &message, after).map(|()| None);
+            return self.cancelled(etcd, &message, prefix, after).await.map(|()| None);
         }
         // The registry was set up anew, or this member lags behind: a listing tells.
         if result["created"] == true && revision_of(result) < after {
@@ -119,11 +142,28 @@ impl EtcdWatch {
     }
 
     /// Finds out why etcd has ended the watch.
-    fn cancelled(&mut self, etcd: &EtcdBody, message: &Value, after: Revision) -> Result<()> {
+    async fn cancelled(
+        &mut self,
+        etcd: &EtcdBody,
+        message: &Value,
+        prefix: &str,
+        after: Revision,
+    ) -> Result<()> {
         self.close();
         let result = &message["result"];
         if number(&result["compact_revision"]) > 0 {
-            return Err(Error::Compacted { after });
+            let Some((_, count)) = self.counted.filter(|(at, _)| *at == after) else {
+                return Err(Error::Compacted { after });
+            };
+            // Other keys have changed. If none was changed or created here, and there are as many as
+            // before, none was removed either.
+            return match etcd.changed_after(prefix, after).await? {
+                (false, found, revision) if found == count => {
+                    self.quiet = Some((after, revision));
+                    Ok(())
+                }
+                _ => Err(Error::Compacted { after }),
+            };
         }
         let reason = result["cancel_reason"].as_str().or(message["error"]["message"].as_str());
         let reason = reason.unwrap_or("etcd has ended the watch").to_owned();

@@ -1,9 +1,11 @@
 //! The body in etcd.
 
+use std::time::Duration;
+
 use cached_registry::{Change, Error, Expect, Registry};
 
 use crate::bodies::{run, table};
-use crate::contract::{check, key, until};
+use crate::contract::{check, create, key, until};
 use crate::etcd_server::{Etcd, free_port, is_installed};
 
 fn open(keys: &str) -> Registry {
@@ -37,7 +39,7 @@ fn etcd_keeps_the_contract() {
     if !is_installed("etcd_keeps_the_contract") {
         return;
     }
-    let etcd = Etcd::start(false);
+    let mut etcd = Etcd::start(false);
     // The first endpoint does not exist.
     let dead = free_port();
     let registry = open(&format!("endpoints = [\"http://127.0.0.1:{dead}\", \"{}\"]", etcd.url));
@@ -47,6 +49,42 @@ fn etcd_keeps_the_contract() {
     let separate = open(&format!("endpoints = [\"{}\"]\nprefix = \"separate/\"", etcd.url));
     etcd.post("kv/put", "{\"key\":\"c2VwYXJhdGUvYSBi\",\"value\":\"eA==\"}", None);
     run(async { assert_eq!(separate.list("").await.unwrap().documents, []) });
+    run(quiet_documents_are_watched_across_a_compaction(&separate, &registry, &mut etcd));
+}
+
+/// A watch continues if the compaction has only forgotten changes of other documents; a removal that
+/// was forgotten is reported.
+async fn quiet_documents_are_watched_across_a_compaction(quiet: &Registry, busy: &Registry, etcd: &mut Etcd) {
+    let revision = create(quiet, "q/a", "1").await;
+    for removes in [false, true] {
+        let mut watch = quiet.watch("q/", quiet.list("q/").await.unwrap().revision);
+        while !format!("{watch:?}").contains("is_open: true") {
+            let waiting = tokio::time::timeout(Duration::from_millis(20), watch.next()).await;
+            assert!(waiting.is_err(), "{waiting:?}");
+        }
+        tokio::task::block_in_place(|| {
+            etcd.kill();
+            etcd.restart();
+        });
+        if removes {
+            quiet.change_if(&[Change::remove(key("q/a"), revision)]).await.unwrap();
+        }
+        let last = create(busy, if removes { "other/1" } else { "other/0" }, "x").await;
+        tokio::task::block_in_place(|| compact(etcd, None));
+        create(quiet, if removes { "q/c" } else { "q/b" }, "2").await;
+        let changes = loop {
+            match watch.next().await {
+                Err(Error::Unavailable(_)) => {}
+                changes => break changes,
+            }
+        };
+        match changes {
+            Ok(changes) => {
+                assert!(!removes && changes.events[0].key() == &key("q/b") && changes.revision > last)
+            }
+            Err(error) => assert!(removes && matches!(error, Error::Compacted { .. }), "{error}"),
+        }
+    }
 }
 
 #[test]
