@@ -47,7 +47,9 @@ mod input;
 mod server;
 
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
-pub use client::{Addresses, AddressesError, ClientConfig, ClientCounters, Connector, Opening, SecretHandle, SynapseBlocker};
+pub use client::{
+    Addresses, AddressesError, ClientConfig, ClientCounters, Connector, Opening, SecretHandle, SynapseBlocker,
+};
 pub use connection::{AddressError, Duplex, LARGE_BYTES, SettingError};
 pub use server::{ListenError, NodeRecord, Server, ServerConfig, host_name};
 
