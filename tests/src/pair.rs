@@ -8,6 +8,7 @@ use crate::server::free_port;
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Error, FlushRequest, ObjectId, ReadRequest, Scope, WriteRequest};
 use serde_json::Value;
+use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use synapse::{Address, SynapseBlocker};
@@ -86,7 +87,6 @@ impl Pair {
     ///
     /// # Panics
     /// If none leads in time.
-    #[must_use = "it may be either of them"]
     pub fn leader(&self) -> usize {
         wait_for("a leader", || (0..2).find(|host| self.serves(*host)))
     }
@@ -148,8 +148,13 @@ pub fn is_listening(address: SocketAddr) -> bool {
 }
 
 /// A client that blocks.
-#[derive(Debug)]
 pub struct Client(pub SynapseBlocker);
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
 
 impl Client {
     /// Writes the whole of a small object.
@@ -158,7 +163,7 @@ impl Client {
     /// Those of the contract.
     pub fn write(&self, object: &str, bytes: &[u8]) -> Result<(), Error> {
         let object: ObjectId = object.parse().expect("an object");
-        block_on(self.0.write(WriteRequest::new(object, 0, bytes))).map(drop)
+        block_on(self.0.write(WriteRequest::new(object, 0, bytes.to_vec()))).map(drop)
     }
 
     /// Flushes everything: what was written before is stored.

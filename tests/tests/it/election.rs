@@ -56,6 +56,8 @@ fn one_host_serves_and_the_other_takes_over_with_all_that_is_stored() {
     assert_eq!(http::get(&pair.host(standby).admin, "/livez").0, 200);
     assert_eq!(pair.host(leader).metric("cached_leader"), Some(1.0));
     assert_eq!(pair.host(standby).metric("cached_leader"), Some(0.0));
+    assert_eq!(pair.host(leader).metric("cached_leader_changes_total{reason=\"granted\"}"), Some(1.0));
+    assert!(pair.host(leader).metric("cached_leader_lease_remaining_seconds") > Some(0.0));
     let epoch = pair.report(leader)["epoch"].as_u64().expect("an epoch");
     assert_eq!(pair.report(standby)["leader"]["epoch"], epoch);
 

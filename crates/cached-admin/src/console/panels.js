@@ -52,7 +52,7 @@ export function sections(context) {
 }
 
 function tiles(model) {
-  const { items, objects: cache, process, connections, synapse, s3: sidecar } = model.now;
+  const { items, objects: cache, process, connections, synapse, election, s3: sidecar } = model.now;
   const tile = (title, value, ...below) => h("section.tile", { key: title }, h("h2", {}, title), h("p.value", {}, value), quiet(below));
   const minutes = Math.round(model.historySecs() / 60);
   const span = minutes >= 60 ? "last hour" : minutes > 0 ? `last ${minutes} min` : "last hour";
@@ -68,6 +68,9 @@ function tiles(model) {
       "now ", percent(model.ratioNow(hits, reads)), " · since start ", figure("hit-ratio", percent(ratio(hits(model.now), reads(model.now))))),
     sidecar && tile(`S3 hit ratio, ${span}`, exact("s3-hit-ratio-hour", percent, model.s3HitsHour()),
       "now ", percent(model.ratioNow(s3Hits, s3Reads)), " · since start ", figure("s3-hit-ratio", percent(ratio(s3Hits(model.now), s3Reads(model.now))))),
+    election && tile("Elected writer", figure("election-role", printable(election.role)),
+      election.leader ? [printable(election.leader.node), " at ", printable(election.leader.address), " leads · epoch ", count(election.leader.epoch)] : "no host leads",
+      " · ", printable(election.reason)),
     tile("Requests", per(model.perSec(requests)),
       items || cache ? [items ? "gets " : "reads ", per(fetched), items ? " · sets " : " · writes ", per(stored)] : [count(synapse?.requests), " since start"]),
     items && tile("Latency of gets, p99", us(model.lastOf("get_p99_us")), "p50 ", us(model.lastOf("get_p50_us")), " · last 10 s with gets"),

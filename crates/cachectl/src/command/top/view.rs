@@ -97,6 +97,17 @@ pub(super) fn figures(model: &Model) -> Vec<Figure> {
         let name = if items.is_some() { "Hit ratio, 1 h" } else { "Reads hit, 1 h" };
         add(name, percent(model.hit_ratio_hour()), format!("now {recent}, since start {since_start}"));
     }
+    if let Some(election) = now.part("election") {
+        let leader = match election.part("leader") {
+            Some(leader) => {
+                let [node, address] = ["node", "address"].map(|key| printable(leader.text(key), NAME_MAX));
+                format!("{node} at {address} leads, epoch {}", leader.u64("epoch"))
+            }
+            None => "no host leads".into(),
+        };
+        let reason = printable(election.text("reason"), NAME_MAX);
+        add("Elected writer", printable(election.text("role"), NAME_MAX), format!("{leader}; {reason}"));
+    }
     let total = model.rise(requests).or_else(|| {
         let step = |column| model.rate(|_| None, column);
         let columns = ["gets", "sets", "synapse_requests", "s3_requests"];

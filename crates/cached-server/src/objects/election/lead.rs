@@ -44,8 +44,7 @@ impl ObjectThread {
                 return Ok(());
             };
             let closed = self.take_part(&mut candidacy, &mut wanted);
-            candidacy.reported.clear();
-            drop(candidacy);
+            candidacy.leave();
             match closed {
                 Closed::End(result) => return result,
                 // The election could not go on.

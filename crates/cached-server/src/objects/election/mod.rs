@@ -19,7 +19,7 @@ mod lead;
 mod report;
 
 use super::ObjectsError;
-use super::thread::Wanted;
+use super::thread::{STEP_TIMEOUT, Wanted};
 use crate::config::{BackendTable, Config, ConfigError, election_address, is_elected};
 use blocker::{Blocker, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId};
 use cached_admin::{AdminServer, Health};
@@ -32,7 +32,8 @@ use cached_registry::{Registry, RegistryTable};
 pub(super) use report::Reported;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use synapse::Secret;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -87,6 +88,7 @@ pub(super) struct Candidacy {
     requests: mpsc::Receiver<StepDown>,
     /// The election, until its thread is started.
     waiting: Option<(Runtime, Store, Running)>,
+    thread: Option<JoinHandle<()>>,
 }
 
 type Running = Pin<Box<dyn Future<Output = cached_registry::Result<()>> + Send>>;
@@ -195,6 +197,7 @@ impl Standing {
             reported: Arc::clone(reported),
             requests,
             waiting: Some((runtime, store, Box::pin(running))),
+            thread: None,
         })
     }
 
@@ -286,7 +289,7 @@ impl Candidacy {
         let Some((runtime, store, running)) = self.waiting.take() else { return Ok(()) };
         let now = self.now.clone();
         let log = report::log_changes(now, self.standing.node.clone());
-        std::thread::Builder::new().name("election".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("election".into()).spawn(move || {
             let ended = runtime.block_on(async {
                 tokio::select! {
                     ended = running => ended,
@@ -303,7 +306,24 @@ impl Candidacy {
                 tracing::warn!(cause = %error, "the election's store was not closed cleanly");
             }
         })?;
+        self.thread = Some(thread);
         Ok(())
+    }
+
+    /// Leaves the election, and waits for a while until its connections are closed.
+    fn leave(self) {
+        let Candidacy { elector, reported, thread, requests, .. } = self;
+        reported.clear();
+        // The election ends with its last handle.
+        drop((elector, requests));
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                tracing::warn!("the election's store is still in use");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Waits until this host leads, or another state is wanted.
@@ -334,5 +354,81 @@ impl Candidacy {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blocker::executor::block_on;
+    use blocker::{BlockerExt, Memory, WriteRequest};
+
+    const OWN: WriterId = WriterId(1);
+
+    fn claims(store: &Arc<Memory>) -> (Claims, watch::Sender<bool>) {
+        let (is_storing, storing) = watch::channel(false);
+        let records = Some(Namespace::copy_from(b"registry").unwrap());
+        (Claims { store: Arc::clone(store) as _, records, writer: OWN, storing }, is_storing)
+    }
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    }
+
+    fn in_force(store: &Memory, name: &str) -> Epoch {
+        let namespace = Namespace::copy_from(name.as_bytes()).unwrap();
+        match block_on(store.claim(ClaimRequest::ask(Scope::Namespace(namespace)))) {
+            Ok(reply) => reply.epoch,
+            Err(Error::Fenced { epoch }) => epoch,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn store(names: &[&str]) -> Arc<Memory> {
+        let store = Arc::new(Memory::default());
+        for name in names {
+            block_on(store.write(WriteRequest::new(format!("{name}/a").parse().unwrap(), 0, b"x"))).unwrap();
+        }
+        store
+    }
+
+    #[test]
+    fn a_leadership_claims_every_namespace_but_that_of_the_registry() {
+        let names: Vec<String> = (0..3 * CLAIMS_MAX).map(|number| format!("n{number}")).collect();
+        let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
+        all.push("registry");
+        let store = store(&all);
+        let (claims, _is_storing) = claims(&store);
+        assert_eq!(run(claims.clone().claim(Epoch(7))), Claimed::Granted);
+        assert!(names.iter().all(|name| in_force(&store, name) == Epoch(7)));
+        assert_eq!(in_force(&store, "registry"), Epoch(0), "all hosts write there");
+        assert_eq!(run(claims.claim(Epoch(7))), Claimed::Granted, "a claim can be repeated");
+    }
+
+    #[test]
+    fn the_highest_epoch_that_another_writer_has_left_is_reported() {
+        let store = store(&["a", "b", "c"]);
+        for (name, epoch) in [("a", 3), ("b", 9), ("c", 7)] {
+            let scope = Scope::Namespace(Namespace::copy_from(name.as_bytes()).unwrap());
+            block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(2)))).unwrap();
+        }
+        let (claims, _is_storing) = claims(&store);
+        assert_eq!(run(claims.clone().claim(Epoch(7))), Claimed::Fenced(Epoch(9)));
+        assert_eq!(run(claims.claim(Epoch(10))), Claimed::Granted);
+    }
+
+    #[test]
+    fn a_claim_waits_until_an_earlier_leadership_has_stored_its_data() {
+        let store = store(&["a"]);
+        let (claims, is_storing) = claims(&store);
+        is_storing.send_replace(true);
+        run(async {
+            let claiming = tokio::spawn(claims.claim(Epoch(4)));
+            tokio::task::yield_now().await;
+            assert_eq!(in_force(&store, "a"), Epoch(0));
+            is_storing.send_replace(false);
+            assert_eq!(claiming.await.unwrap(), Claimed::Granted);
+        });
+        assert_eq!(in_force(&store, "a"), Epoch(4));
     }
 }
