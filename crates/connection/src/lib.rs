@@ -15,7 +15,7 @@
 //! - Every connection has a guaranteed minimum of memory for as long as it lives. Further bytes
 //!   come from what is left, in the order of demands ([`Budget`]).
 //! - While a demand cannot be met, the server closes the connection whose client is slowest to send
-//!   or receive what it holds memory for ([`Grant::is_slowest`]); but never one that holds no more
+//!   or receive what it holds memory for ([`Grant::look`]); but never one that holds no more
 //!   than its minimum.
 //! - A connection's memory counts until it is freed: a [`Grant`] is dropped after the buffers that
 //!   it counts.
@@ -42,7 +42,7 @@ mod report;
 mod stream;
 
 pub use address::{Address, AddressError, ListenError, ListeningSocket};
-pub use budget::{Budget, Grant, Turn};
+pub use budget::{Budget, Grant, LOOK_TIME};
 pub use listen::{Accepted, Service, serve_all};
 pub use output::Output;
 pub use places::{Connections, Limits, Peer, Place, Refusal};

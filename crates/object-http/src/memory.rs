@@ -7,10 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use blocker::{Clock, Segments, SystemClock};
-use connection::{Grant, Turn};
+use connection::{Grant, LOOK_TIME};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -200,50 +199,41 @@ impl Drop for Receiving<'_> {
     }
 }
 
-/// The interval for checking a client that the server waits for.
-const LOOK_TIME: Duration = Duration::from_secs(1);
-
 /// Observes how fast a client sends and receives.
 pub(crate) struct Watch {
     memory: Arc<Memory>,
     /// The bytes that have passed the socket, in both directions.
     moved_bytes: Arc<AtomicU64>,
-    seen_bytes: u64,
-    turn: Option<Turn>,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Watch {
     pub(crate) fn new(memory: Arc<Memory>, moved_bytes: Arc<AtomicU64>) -> Watch {
         let timer = Box::pin(sleep_until(Instant::now()));
-        Watch { memory, moved_bytes, seen_bytes: 0, turn: None, timer }
+        Watch { memory, moved_bytes, timer }
     }
 
     /// Is ready once the connection must be closed, because others need the memory that it holds
     /// for its client, which is the slowest.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let client_bytes = self.memory.client_bytes();
+        let state = &self.memory.state;
         if client_bytes == 0 {
-            if self.turn.take().is_some() {
-                self.memory.state.lock().grant.end_turn();
-            }
+            state.lock().grant.end_turn();
             return Poll::Pending;
         }
-        let turn = self.turn.get_or_insert_with(|| {
-            self.seen_bytes = self.moved_bytes.load(Ordering::Relaxed);
+        let moved_bytes = || self.moved_bytes.load(Ordering::Relaxed);
+        if state.lock().grant.begin_turn(|| SystemClock.now(), client_bytes, moved_bytes()) {
             self.timer.as_mut().reset(Instant::now() + LOOK_TIME);
-            Turn::begin(SystemClock.now(), client_bytes)
-        });
+        }
         while self.timer.as_mut().poll(cx).is_ready() {
-            let moved_bytes = self.moved_bytes.load(Ordering::Relaxed);
-            turn.note_moved(moved_bytes - self.seen_bytes);
-            self.seen_bytes = moved_bytes;
-            let waiting = turn.waiting(SystemClock.now(), client_bytes);
+            let (waiting, is_slowest) =
+                state.lock().grant.look(SystemClock.now(), client_bytes, moved_bytes());
+            if is_slowest {
+                return Poll::Ready(());
+            }
             if waiting >= LOOK_TIME {
                 self.memory.unpin();
-            }
-            if self.memory.state.lock().grant.is_slowest(waiting, client_bytes) {
-                return Poll::Ready(());
             }
             self.timer.as_mut().reset(Instant::now() + LOOK_TIME);
         }

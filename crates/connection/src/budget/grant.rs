@@ -32,6 +32,8 @@ pub struct Grant {
     pub(super) retired_bytes: u64,
     /// Whether there were unmet demands at the last call of `is_slowest`.
     pub(super) has_seen_demands: bool,
+    /// The present period in which the server waits for the client.
+    pub(super) turn: Option<Turn>,
 }
 
 impl Grant {
@@ -166,13 +168,32 @@ impl Grant {
         self.release_unused(cost_bytes);
     }
 
-    /// Returns whether to close the connection because others need the memory that it holds for its
-    /// client. That is so if the client has made no progress for `waiting`, holds `client_bytes`,
-    /// which is more than its share, and is the slowest of all clients.
+    /// Records that the server waits for the client to send or to receive `client_bytes`; so far, it
+    /// has sent and received `moved_bytes` in all. Returns whether the waiting begins with this
+    /// call: [`look`](Self::look) is then due [`LOOK_TIME`] later.
+    pub fn begin_turn(
+        &mut self,
+        now: impl FnOnce() -> Timestamp,
+        client_bytes: u64,
+        moved_bytes: u64,
+    ) -> bool {
+        let begins = self.turn.is_none();
+        self.turn.get_or_insert_with(|| Turn { begun_at: now(), client_bytes, moved_bytes });
+        begins
+    }
+
+    /// Returns for how long the client has made too little progress, and whether to close the
+    /// connection because others need the memory that it holds for its client. That is so if
+    /// `client_bytes` are more than its share, and it is the slowest of all clients.
     ///
-    /// Call it once a second while the server waits for the client. The interval gives demands time
-    /// to be met by connections that release memory by themselves.
-    pub fn is_slowest(&mut self, waiting: Duration, client_bytes: u64) -> bool {
+    /// Call it every [`LOOK_TIME`] while the server waits for the client.
+    pub fn look(&mut self, now: Timestamp, client_bytes: u64, moved_bytes: u64) -> (Duration, bool) {
+        let turn = self.turn.as_mut();
+        let waiting = turn.map_or(Duration::ZERO, |turn| turn.waiting(now, client_bytes, moved_bytes));
+        (waiting, self.is_slowest(waiting, client_bytes))
+    }
+
+    pub(super) fn is_slowest(&mut self, waiting: Duration, client_bytes: u64) -> bool {
         let mut state = self.budget.state.lock();
         let share_bytes = state.division.share_bytes;
         let Some(member) = state.members.get_mut(&self.key) else { return false };
@@ -214,6 +235,7 @@ impl Grant {
 
     /// Records that the server no longer waits for the client.
     pub fn end_turn(&mut self) {
+        self.turn = None;
         if std::mem::take(&mut self.is_slow)
             && let Some(member) = self.budget.state.lock().members.get_mut(&self.key)
         {
@@ -242,6 +264,10 @@ impl Drop for Grant {
     }
 }
 
+/// The interval at which a server looks at a client that it waits for ([`Grant::look`]). It gives
+/// demands time to be met by connections that release memory by themselves, and limits for how long
+/// replies that a client does not receive pin memory of others.
+pub const LOOK_TIME: Duration = Duration::from_secs(1);
 /// A client without progress for this time is slow: others may get the memory that it holds.
 const SLOW_TIME: Duration = Duration::from_secs(2);
 /// The part of the outstanding bytes, as a divisor, that a client has to send or receive within
@@ -250,31 +276,21 @@ const MOVED_PART: u64 = 8;
 
 /// A period in which the server waits for the client to send or to receive.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
+pub(super) struct Turn {
     begun_at: Timestamp,
     /// The bytes that the client had to send or receive at the start of the period.
     client_bytes: u64,
-    /// The bytes that it has sent or received since.
+    /// The bytes that it had sent and received before.
     moved_bytes: u64,
 }
 
 impl Turn {
-    /// Starts a period in which a client has `client_bytes` to send or receive.
-    #[must_use]
-    pub fn begin(now: Timestamp, client_bytes: u64) -> Self {
-        Self { begun_at: now, client_bytes, moved_bytes: 0 }
-    }
-
-    /// Counts bytes that the client has sent or received.
-    pub fn note_moved(&mut self, bytes: u64) {
-        self.moved_bytes += bytes;
-    }
-
     /// Returns for how long the client has made too little progress, with `client_bytes` still to
     /// be sent or received. Enough progress starts a new period.
-    pub fn waiting(&mut self, now: Timestamp, client_bytes: u64) -> Duration {
-        if self.moved_bytes > 0 && self.moved_bytes >= self.client_bytes.min(client_bytes) / MOVED_PART {
-            *self = Self::begin(now, client_bytes);
+    fn waiting(&mut self, now: Timestamp, client_bytes: u64, moved_bytes: u64) -> Duration {
+        let moved = moved_bytes - self.moved_bytes;
+        if moved > 0 && moved >= self.client_bytes.min(client_bytes) / MOVED_PART {
+            *self = Self { begun_at: now, client_bytes, moved_bytes };
         }
         now.since(self.begun_at)
     }
@@ -287,18 +303,15 @@ mod tests {
     #[test]
     fn a_client_that_does_its_part_is_not_slow_and_one_that_dribbles_is() {
         let second = |at: u64| Timestamp(at * 1_000_000_000);
-        let mut quick = Turn::begin(second(0), 800);
-        let mut dribbling = quick;
+        let begun = |client_bytes| Turn { begun_at: second(0), client_bytes, moved_bytes: 0 };
+        let (mut quick, mut dribbling) = (begun(800), begun(800));
         for at in 1..=10 {
-            quick.note_moved(100);
-            dribbling.note_moved(1);
-            assert_eq!(quick.waiting(second(at), 800), Duration::ZERO);
-            assert_eq!(dribbling.waiting(second(at), 800), Duration::from_secs(at));
+            assert_eq!(quick.waiting(second(at), 800, 100 * at), Duration::ZERO);
+            assert_eq!(dribbling.waiting(second(at), 800, at), Duration::from_secs(at));
         }
         // If less than the required part remains, the remainder counts instead.
-        assert_eq!(dribbling.waiting(second(11), 80), Duration::ZERO);
+        assert_eq!(dribbling.waiting(second(11), 80, 10), Duration::ZERO);
         // A client that does nothing is slow, however little it has to send or receive.
-        let mut silent = Turn::begin(second(0), 4);
-        assert_eq!(silent.waiting(second(3), 4), Duration::from_secs(3));
+        assert_eq!(begun(4).waiting(second(3), 4, 0), Duration::from_secs(3));
     }
 }

@@ -19,7 +19,7 @@
 //! That alone does not help against a client that neither sends what it has announced nor takes its
 //! replies: what it keeps beyond its share comes back when its connection ends. So where a demand
 //! is not met, the connection with the slowest client ends, by bytes and time
-//! ([`Grant::is_slowest`]).
+//! ([`Grant::look`]).
 //!
 //! A protocol may announce grants to its clients, which then accept them ([`Grant::accept`]), or
 //! not: then the server itself keeps to them ([`Grant::follow`]). A client that cannot learn of
@@ -37,7 +37,7 @@ use std::task::Waker;
 use blocker::Error;
 use parking_lot::{Mutex, MutexGuard};
 
-pub use grant::{Grant, Turn};
+pub use grant::{Grant, LOOK_TIME};
 
 /// The memory of all connections.
 #[derive(Debug)]
@@ -222,6 +222,7 @@ impl Budget {
             is_slow: false,
             retired_bytes: 0,
             has_seen_demands: false,
+            turn: None,
         })
     }
 

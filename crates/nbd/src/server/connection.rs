@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cached_metrics::Counter;
-use connection::{Grant, Output, Peer, Stream, Turn};
+use connection::{Grant, LOOK_TIME, Output, Peer, Stream};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::unconstrained;
@@ -33,10 +33,6 @@ use crate::protocol::{Command, Request, Session};
 const SEND_BYTES: usize = 256 * 1024;
 /// The number of reads of a connection before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 16;
-/// The interval for checking a client that the server waits for. Replies that it does not receive
-/// pin others' memory for at most this time, and it may be the slowest client while others need
-/// memory.
-const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The longest time for closing a connection: sending the queued bytes, and receiving bytes that
 /// still arrive.
 const LINGER: Duration = Duration::from_secs(1);
@@ -70,10 +66,9 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         grant: &mut grant,
         is_registered: false,
         stall: Box::pin(sleep(shared.config.stall_timeout)),
-        is_stall_armed: false,
         progress_at: Instant::now(),
         has_progressed: false,
-        turn: Turn::begin(shared.at(Instant::now()), 0),
+        moved_bytes: 0,
         in_flight: FuturesUnordered::new(),
         in_flight_bytes: 0,
         is_ended: false,
@@ -129,9 +124,9 @@ pub(super) struct Transmission<'a> {
     progress_at: Instant,
     /// Whether bytes have moved since then.
     has_progressed: bool,
-    turn: Turn,
+    /// The bytes that the client has sent and received.
+    moved_bytes: u64,
     stall: Pin<Box<Sleep>>,
-    is_stall_armed: bool,
     pub(super) counts: Counts,
 }
 
@@ -180,7 +175,6 @@ impl Transmission<'_> {
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         let is_in_request = !self.is_ended && !self.is_paused && self.input.is_in_request();
         if self.output.pending_bytes() == 0 && !is_in_request {
-            self.is_stall_armed = false;
             self.grant.end_turn();
             return Poll::Pending;
         }
@@ -188,11 +182,10 @@ impl Transmission<'_> {
         if std::mem::take(&mut self.has_progressed) {
             self.progress_at = Instant::now();
         }
-        if !self.is_stall_armed {
-            self.is_stall_armed = true;
+        let (shared, client_bytes) = (self.shared, self.client_bytes());
+        if self.grant.begin_turn(|| shared.at(Instant::now()), client_bytes, self.moved_bytes) {
             // So far, the client has been waiting for the server.
             self.progress_at = Instant::now();
-            self.turn = Turn::begin(self.shared.at(self.progress_at), self.client_bytes());
             self.stall.as_mut().reset(self.progress_at + timeout.min(LOOK_TIME));
         }
         while self.stall.as_mut().poll(cx).is_ready() {
@@ -201,8 +194,7 @@ impl Transmission<'_> {
             if now >= self.progress_at + timeout {
                 return Poll::Ready(End::Stalled);
             }
-            let waiting = self.turn.waiting(self.shared.at(now), client_bytes);
-            if self.grant.is_slowest(waiting, client_bytes) {
+            if self.grant.look(shared.at(now), client_bytes, self.moved_bytes).1 {
                 return Poll::Ready(End::Slowest);
             }
             self.stall.as_mut().reset((self.progress_at + timeout).min(now + LOOK_TIME));
@@ -213,7 +205,7 @@ impl Transmission<'_> {
     /// Counts bytes that the client has sent or received.
     fn note_progress(&mut self, bytes: usize) {
         self.has_progressed = true;
-        self.turn.note_moved(bytes as u64);
+        self.moved_bytes += bytes as u64;
     }
 
     /// Does as many rounds as possible. Pending once there is nothing left to do; ready if there

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use blocker::metrics::Counter;
 use blocker::{Error, Event, Subscription, Timestamp};
-use connection::{Grant, Output, Peer, Stream, Turn};
+use connection::{Grant, LOOK_TIME, Output, Peer, Stream};
 use tokio::sync::mpsc;
 
 use super::execute::Step;
@@ -40,9 +40,6 @@ const ROUNDS_MAX: u32 = 8;
 /// The number of reads of large payloads for which earlier answers may be held back, so that the
 /// client is woken once for several.
 const HELD_MAX: u32 = 3;
-/// The time between checks of a client's progress while the server waits for the client, which may
-/// be the slowest one when others need memory.
-const LOOK_TIME: Duration = Duration::from_secs(1);
 /// The maximum time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -100,9 +97,6 @@ pub(super) struct Established {
     /// ended.
     pub(super) executing: mpsc::Sender<()>,
     pub(super) executed: mpsc::Receiver<()>,
-    /// The period in which the server waits for the client, and the number of bytes that the client
-    /// had moved at its start; `None` if the server does not wait.
-    pub(super) turn: Option<(Turn, u64)>,
     /// The time of the next check of the client's progress.
     pub(super) look: Timer,
     /// The time at which a grant was last announced to the client.
@@ -240,20 +234,16 @@ impl Connection {
         let client_bytes = (self.output.held_bytes() + self.input.receiving_bytes()) as u64;
         // Memory below the minimum share would help no other connection.
         if client_bytes <= SHARE_BYTES_MIN {
-            if open.turn.take().is_some() {
-                open.grant.end_turn();
-            }
+            open.grant.end_turn();
             return false;
         }
         let moved_bytes = self.output.written_bytes() + self.input.received_bytes;
         let now = self.shared.config.clock.now();
-        let (turn, seen_bytes) = open.turn.get_or_insert_with(|| {
+        if open.grant.begin_turn(|| now, client_bytes, moved_bytes) {
             open.look.set(now + LOOK_TIME);
-            (Turn::begin(now, client_bytes), moved_bytes)
-        });
+        }
         while open.look.poll(cx, now).is_ready() {
-            turn.note_moved(moved_bytes - std::mem::replace(seen_bytes, moved_bytes));
-            if open.grant.is_slowest(turn.waiting(now, client_bytes), client_bytes) {
+            if open.grant.look(now, client_bytes, moved_bytes).1 {
                 return true;
             }
             open.look.set(now + LOOK_TIME);

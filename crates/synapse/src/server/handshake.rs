@@ -97,7 +97,6 @@ impl Connection {
             grant,
             executing,
             executed,
-            turn: None,
             look,
             announced_at: wrote_at,
             unreceived_bytes: 0,
