@@ -285,17 +285,10 @@ fn without_secrets(text: &str) -> String {
     }
 }
 
-/// Returns text without the users and passwords in its URLs.
+/// Returns text without the users and passwords in its URLs: without everything from the first URL
+/// to the last `@`, because a password may contain any character.
 #[must_use]
 pub fn without_users(text: &str) -> String {
-    let mut parts = text.split("://");
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        shown.push_str("://");
-        match part.rsplit_once('@') {
-            Some((_, host)) => shown.extend([NOT_SHOWN, "@", host]),
-            None => shown.push_str(part),
-        }
-    }
-    shown
+    let parts = text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));
+    parts.map_or_else(|| text.to_owned(), |(scheme, host)| format!("{scheme}://{NOT_SHOWN}@{host}"))
 }
