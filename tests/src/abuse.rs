@@ -2,7 +2,8 @@
 //! the server's memory.
 
 use crate::conn::Conn;
-use crate::server::Server;
+use crate::daemon::Daemon;
+use crate::server::{Server, status_kib};
 use std::time::{Duration, Instant};
 
 /// A well-behaved client alongside the abusive ones.
@@ -45,6 +46,35 @@ impl Witness {
     }
 }
 
+/// A program whose resident memory is measured.
+pub trait Resident {
+    /// Returns the resident memory in KiB, as counted by the kernel.
+    fn rss_kib(&self) -> u64;
+
+    /// Returns the peak of the resident memory, in KiB.
+    fn rss_peak_kib(&self) -> u64;
+}
+
+impl Resident for Server {
+    fn rss_kib(&self) -> u64 {
+        self.rss_kib()
+    }
+
+    fn rss_peak_kib(&self) -> u64 {
+        self.rss_peak_kib()
+    }
+}
+
+impl Resident for Daemon {
+    fn rss_kib(&self) -> u64 {
+        status_kib(self.pid(), "VmRSS:").expect("the program runs")
+    }
+
+    fn rss_peak_kib(&self) -> u64 {
+        status_kib(self.pid(), "VmHWM:").expect("the program runs")
+    }
+}
+
 /// Resident memory of a server before an abuse.
 pub struct Memory {
     before_kib: u64,
@@ -52,7 +82,7 @@ pub struct Memory {
 
 impl Memory {
     /// Measures the memory.
-    pub fn of(server: &Server) -> Self {
+    pub fn of(server: &impl Resident) -> Self {
         Self { before_kib: server.rss_kib() }
     }
 
@@ -61,7 +91,7 @@ impl Memory {
     ///
     /// # Panics
     /// If the memory has grown by more.
-    pub fn assert_grew_at_most(&self, server: &Server, limit_mib: u64, test: &str) {
+    pub fn assert_grew_at_most(&self, server: &impl Resident, limit_mib: u64, test: &str) {
         let now = server.rss_kib().saturating_sub(self.before_kib);
         let peak = server.rss_peak_kib().saturating_sub(self.before_kib);
         println!(

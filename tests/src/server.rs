@@ -307,11 +307,7 @@ impl Server {
     }
 
     fn status_kib(&self, field: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(field))
-            .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        status_kib(self.pid(), field)
             .unwrap_or_else(|| panic!("no {field} for the server: has it ended? Log:\n{}", self.log_tail()))
     }
 
@@ -436,6 +432,14 @@ fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
         std::thread::sleep(Duration::from_millis(1));
     }
     None
+}
+
+/// Returns an amount of memory from the kernel's description of a process, for example `VmRSS:`, in
+/// KiB; `None` if the process has ended.
+pub(crate) fn status_kib(pid: i32, field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let rest = status.lines().find_map(|line| line.strip_prefix(field))?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// Returns whether this process listens on the port; another process on the same port does not

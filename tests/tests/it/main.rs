@@ -33,6 +33,7 @@ mod named_files;
 mod nbd_tester;
 mod no_evict;
 mod object_http;
+mod object_http_abuse;
 mod objects;
 mod objects_rados;
 mod operate;

@@ -15,16 +15,16 @@ use test_kit::framing::{AMBIGUOUS, BOTH_LENGTHS, REFUSED, SMUGGLED};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program that serves objects in a file store over HTTP and synapse.
-struct Node {
-    daemon: Daemon,
+pub(crate) struct Node {
+    pub(crate) daemon: Daemon,
     /// The address of the HTTP listener.
-    http: String,
+    pub(crate) http: String,
 }
 
 impl Node {
     /// Starts `cached` or `synapsed`. `objects` are lines of `[objects]`, `http` of `[objects.http]`,
     /// `tables` further tables.
-    fn start(program: &str, objects: &str, http: impl Fn(&str) -> String, tables: &str) -> Node {
+    pub(crate) fn start(program: &str, objects: &str, http: impl Fn(&str) -> String, tables: &str) -> Node {
         let daemon = Daemon::start(program, |place| {
             let http = http(place);
             let cache = format!(
@@ -51,15 +51,7 @@ impl Node {
 
     /// Sends a request on a connection of its own; `headers` are lines that end with CRLF.
     fn ask(&self, line: &str, headers: &str, body: &[u8]) -> Answer {
-        let mut client = self.connect();
-        client.send(format!("{line} HTTP/1.1\r\nHost: localhost\r\n{headers}").as_bytes());
-        if line.starts_with("PUT") && !headers.contains("ransfer-Encoding") {
-            client.send(format!("Content-Length: {}\r\n", body.len()).as_bytes());
-        }
-        client.send(b"\r\n");
-        // A refused body may not be read.
-        let _ = client.stream.write_all(body);
-        client.answer(line.starts_with("HEAD")).unwrap_or_else(|| panic!("{line}: no response"))
+        self.connect().ask(line, headers, body).unwrap_or_else(|| panic!("{line}: no response"))
     }
 
     fn put(&self, path: &str, body: &[u8]) -> Answer {
@@ -70,10 +62,8 @@ impl Node {
         self.ask(&format!("GET {path}"), "", b"")
     }
 
-    fn connect(&self) -> Client {
-        let stream = TcpStream::connect(&self.http).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        Client { stream, read: Vec::new() }
+    pub(crate) fn connect(&self) -> Client {
+        Client::open(&self.http).expect("a connection")
     }
 
     /// Runs curl; `{}` in an argument is the address. Returns the status and the output.
@@ -94,16 +84,16 @@ impl Node {
     }
 }
 
-struct Client {
+pub(crate) struct Client {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     head: String,
-    body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
@@ -122,12 +112,33 @@ impl Answer {
 }
 
 impl Client {
-    fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn open(address: &str) -> std::io::Result<Client> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        // Heads and bodies are sent apart.
+        stream.set_nodelay(true)?;
+        Ok(Client { stream, read: Vec::new() })
+    }
+
+    /// Sends a request, whose `headers` are lines that end with CRLF. Returns the response; `None` if
+    /// the connection ends first.
+    pub(crate) fn ask(&mut self, line: &str, headers: &str, body: &[u8]) -> Option<Answer> {
+        let length = match line.starts_with("PUT") && !headers.contains("ransfer-Encoding") {
+            true => format!("Content-Length: {}\r\n", body.len()),
+            false => String::new(),
+        };
+        let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\n{headers}{length}\r\n");
+        // A refused body may not be read.
+        let _ = self.stream.write_all(head.as_bytes()).and_then(|()| self.stream.write_all(body));
+        self.answer(line.starts_with("HEAD"))
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).expect("the request is sent");
     }
 
     /// Reads a response; `None` if the connection ends first.
-    fn answer(&mut self, is_head: bool) -> Option<Answer> {
+    pub(crate) fn answer(&mut self, is_head: bool) -> Option<Answer> {
         let end = loop {
             if let Some(end) = self.read.windows(4).position(|window| window == b"\r\n\r\n") {
                 break end;
@@ -165,7 +176,7 @@ impl Client {
 }
 
 /// Returns bytes that identify their position.
-fn pattern(len: usize) -> Vec<u8> {
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect()
 }
 

@@ -1,10 +1,14 @@
 //! Upgrades of a server with an object cache.
 
 use super::{Items, connect, is_memcached};
+use crate::object_http::{Client, pattern};
 use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
+use cached_tests::ending::SetOnDrop;
+use cached_tests::server::own_address;
 use cached_tests::upgrade::objects::{Objects, Running, configuration};
 use cached_tests::upgrade::{Upgradable, memory_directory};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Objects: acknowledged data are present after each upgrade, even those with the lowest
 /// durability; clients see a pause, and connections are not refused.
@@ -137,6 +141,98 @@ fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
             failing.fail_by("stall:ready");
         }
     });
+}
+
+/// An HTTP client that is alone in changing its object: it connects again whenever its connection has
+/// ended, and reads each acknowledged version. Counts acknowledgements until the end.
+fn write_over_http(address: &str, object: &str, acknowledged: &AtomicU64, is_over: &AtomicBool) {
+    let (mut sent, mut client) = (0_u64, None);
+    while !is_over.load(Ordering::SeqCst) {
+        // No process listens while the store passes from one to the other.
+        let Some(open) = client.as_mut() else {
+            client = Client::open(address).ok();
+            std::thread::sleep(std::time::Duration::from_millis(u64::from(client.is_none())));
+            continue;
+        };
+        sent += 1;
+        let body = sent.to_string().into_bytes();
+        let put = open.ask(&format!("PUT {object}"), "", &body);
+        let got = put.as_ref().and_then(|_| open.ask(&format!("GET {object}"), "", b""));
+        if let Some(put) = &put {
+            assert!([201, 204].contains(&put.status), "{put:?}");
+        }
+        match got {
+            Some(got) => assert_eq!((got.status, got.body), (200, body), "{object}"),
+            None => client = None,
+        }
+        if put.is_some() {
+            acknowledged.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The listener for HTTP requests moves to the new process with the store, or stays if the new one
+/// fails: a request in progress is answered, no request fails, and no acknowledged change is lost.
+#[test]
+fn objects_over_http_are_served_through_upgrades() {
+    if is_memcached() {
+        return;
+    }
+    let address = own_address().to_string();
+    let text = configuration(true) + &format!("[objects.http]\nlisten = [\"{address}\"]\nthreads = 2\n");
+    let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);
+    let mut conn = connect(&server);
+    conn.send(b"debugtime stall-off\r\n");
+    let injects_faults = conn.read_line() == b"OK";
+    let (acknowledged, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let more = |count: u64| {
+        let before = acknowledged.load(Ordering::SeqCst);
+        let reached = || (acknowledged.load(Ordering::SeqCst) >= before + count).then_some(());
+        wait_for("changes over HTTP", reached);
+    };
+    let body = pattern(60_000);
+    std::thread::scope(|scope| {
+        let end = SetOnDrop(&is_over);
+        let (address, acknowledged, is_over) = (&address, &acknowledged, &is_over);
+        let clients: Vec<_> = ["/plain/a", "/plain/b", "/journaled/c"]
+            .map(|object| scope.spawn(move || write_over_http(address, object, acknowledged, is_over)))
+            .into();
+        for round in 0..2 {
+            more(60);
+            let mut slow = Client::open(address).expect("a connection");
+            let head = format!(
+                "PUT /plain/slow-{round} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
+            );
+            slow.send(&[head.as_bytes(), &body[..30_000]].concat());
+            let rest = &body[30_000..];
+            let slow = scope.spawn(move || {
+                wait_for("the end of the listener", || Client::open(address).is_err().then_some(()));
+                slow.send(rest);
+                slow.answer(false).expect("a response of the old process").status
+            });
+            server.upgrade();
+            assert_eq!(slow.join().expect("a status"), 201);
+            more(60);
+        }
+        if injects_faults {
+            server.use_script("CACHED_FAULT=kill:opened exec $REAL \"$@\"");
+            server.upgrade_in_vain();
+            let serves_again = || server.log().contains("the object cache serves again").then_some(());
+            wait_for("the object cache of the old process", serves_again);
+            more(60);
+            server.use_program();
+            server.upgrade();
+            more(60);
+        }
+        drop(end);
+        clients.into_iter().for_each(|client| client.join().expect("a client"));
+    });
+    for round in 0..2 {
+        let mut client = Client::open(&address).expect("a connection");
+        let got = client.ask(&format!("GET /plain/slow-{round}"), "", b"").expect("a response");
+        assert!(got.status == 200 && got.body == body, "{}", got.status);
+    }
+    server.end();
 }
 
 /// Data that would be lost are not handed over, nor memory that moves between items and objects.
