@@ -91,12 +91,6 @@ ca_file = "{{ $directory }}/ca.crt"
 {{- if and $objects.backendSecretName (not (has $objects.backend.kind (list "rados" "s3" "synapse"))) -}}
 {{- fail (printf "objects.backendSecretName is of no use to objects.backend.kind %s" $objects.backend.kind) -}}
 {{- end -}}
-{{- if and $objects.journal.enabled (not $objects.enabled) }}{{ fail "objects.journal.enabled needs objects.enabled" }}{{ end -}}
-{{- /* Of several writers that claim the same namespaces, the last one fences the others off with their dirty data. */ -}}
-{{- $claims := or $objects.journal.enabled (eq ($objects.config.writer | default "callers") "cache") -}}
-{{- if and $objects.enabled $claims (has $objects.backend.kind (list "rados" "s3" "synapse")) (gt (int .Values.replicas) 1) -}}
-{{- fail (printf "objects.journal.enabled and writer cache in objects.config need replicas 1 with objects.backend.kind %s: all pods use the same store" $objects.backend.kind) -}}
-{{- end -}}
 {{- $http := $objects.http -}}
 {{- if and $http.enabled (not $objects.enabled) }}{{ fail "objects.http.enabled needs objects.enabled" }}{{ end -}}
 {{- if and $http.enabled (not $http.keysSecretName) (not $http.config.allow_exposed) -}}
@@ -106,6 +100,12 @@ ca_file = "{{ $directory }}/ca.crt"
 {{- $least := add (mul 2 (max 2 (int $objects.objectMiBMax))) (div (add (int $http.connectionsMax) 15) 16) -}}
 {{- if and $http.enabled (lt (int64 $http.bytesMiBMax) $least) -}}
 {{- fail (printf "objects.http.bytesMiBMax must be at least %d: twice objects.objectMiBMax, and 64 KiB for each of objects.http.connectionsMax" $least) -}}
+{{- end -}}
+{{- if and $objects.journal.enabled (not $objects.enabled) }}{{ fail "objects.journal.enabled needs objects.enabled" }}{{ end -}}
+{{- /* Of several writers that claim the same namespaces, the last one fences the others off with their dirty data. */ -}}
+{{- $claims := or $objects.journal.enabled (eq ($objects.config.writer | default "callers") "cache") -}}
+{{- if and $objects.enabled $claims (has $objects.backend.kind (list "rados" "s3" "synapse")) (gt (int .Values.replicas) 1) -}}
+{{- fail (printf "objects.journal.enabled and writer cache in objects.config need replicas 1 with objects.backend.kind %s: all pods use the same store" $objects.backend.kind) -}}
 {{- end -}}
 {{- if and $objects.election.enabled (not (and $objects.enabled .Values.synapse.enabled)) }}{{ fail "objects.election.enabled needs objects.enabled and synapse.enabled" }}{{ end -}}
 {{- if and $objects.election.enabled (or (gt (int .Values.replicas) 1) (hasKey $objects.config "writer")) -}}
