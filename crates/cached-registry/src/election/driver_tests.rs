@@ -252,9 +252,9 @@ fn a_leader_that_is_cut_off_ends_and_another_host_takes_over() {
         let (mut world, a, b) = pair();
         let cut = Arc::clone(&world.host(a).connection);
         if hangs {
-            cut.stall()
+            cut.stall();
         } else {
-            cut.crash()
+            cut.crash();
         }
         let lapsed = world.until(a, LEASE, |leadership| !leadership.part.is_leading());
         assert_eq!(lapsed.cause, Cause::Lapsed);
@@ -262,9 +262,9 @@ fn a_leader_that_is_cut_off_ends_and_another_host_takes_over() {
         let status = world.host(a).elector.status();
         assert!(status.error.is_some_and(|error| error.contains("the registry is not available")), "{hangs}");
         if hangs {
-            cut.resume()
+            cut.resume();
         } else {
-            cut.restart().unwrap()
+            cut.restart().unwrap();
         }
         world.until(a, LEASE, |leadership| leads(leadership, "b"));
         assert_eq!(world.host(a).elector.status().error, None);

@@ -80,7 +80,7 @@ async fn quiet_documents_are_watched_across_a_compaction(quiet: &Registry, busy:
         };
         match changes {
             Ok(changes) => {
-                assert!(!removes && changes.events[0].key() == &key("q/b") && changes.revision > last)
+                assert!(!removes && changes.events[0].key() == &key("q/b") && changes.revision > last);
             }
             Err(error) => assert!(removes && matches!(error, Error::Compacted { .. }), "{error}"),
         }

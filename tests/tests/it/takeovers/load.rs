@@ -251,7 +251,7 @@ impl Shared {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 Err(error) => {
-                    self.fault(format!("{}: the write of {value} has failed: {error}", register.id))
+                    self.fault(format!("{}: the write of {value} has failed: {error}", register.id));
                 }
             }
             tokio::time::sleep(Duration::from_millis(random.random_range(0..6))).await;
@@ -273,7 +273,7 @@ impl Shared {
             Ok(reply) => self.fault(format!("a flush reaches only {}", reply.durability)),
             Err(Error::WritesLost(_)) => add(&self.counts.writes_lost),
             Err(Error::Retryable(_) | Error::NotStored(_) | Error::DeadlinePassed) => {
-                add(&self.counts.refused)
+                add(&self.counts.refused);
             }
             Err(error) => self.fault(format!("{}: a flush has failed: {error}", register.id)),
         }
