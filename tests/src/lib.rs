@@ -26,6 +26,7 @@
 //! | [`upgrade`] | new processes that take over from running ones under load |
 //! | [`virtual_machine`] | a Debian guest under emulation that boots from a volume of `cached` |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
+//! | [`pair`] | two hosts that elect the one that serves |
 //! | [`ending`] | flags that end threads, also where a test fails |
 //! | [`object_client`] | clients of objects that wait for a slow server |
 //! | [`http`] | a client of the admin listener |

@@ -250,7 +250,7 @@ fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() 
             "objects.backend.kind: is \"file\", which only one process can open; run synapsed over the directory",
         ),
         (
-            replaced("127.0.0.1:7", "0.0.0.0:7"),
+            replaced("\"127.0.0.1:7\"]", "\"0.0.0.0:7\"]\nallow_exposed = true"),
             "objects.election.address: is \"0.0.0.0:7\", which other hosts cannot",
         ),
         (replaced("[synapse]\nlisten = [\"127.0.0.1:7\"]\n", ""), "objects.election.address: is missing"),

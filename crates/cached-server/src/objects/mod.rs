@@ -16,13 +16,17 @@
 //! | `http` | the listener for HTTP requests |
 //! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
 //! | `volumes` | volumes in the cache, served over NBD |
-//! | `election` | the election of the writer among several hosts: a cache only while this host leads |
+//! | `election` | the election of the writer among several hosts |
+//! | `lead` | the control thread's course in an election: a cache only while this host leads |
+//! | `wanted` | the state that the control thread is asked to reach |
 
 mod election;
 mod http;
+mod lead;
 mod open;
 mod thread;
 mod volumes;
+mod wanted;
 
 pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
@@ -156,7 +160,7 @@ impl Objects {
             health: admin.map(|admin| admin.health().clone()),
             leads: None,
         };
-        let standing = Standing::of(config, opening.secrets.store.clone(), admin)?;
+        let standing = Standing::of(config, admin)?;
         let statistics = ObjectStatistics::new(slow);
         let (open, election) = match standing {
             None => {
@@ -166,7 +170,7 @@ impl Objects {
             }
             Some(standing) => {
                 let (reported, shown) = Reported::new(&standing, admin);
-                let candidacy = standing.open(&reported, end)?;
+                let candidacy = standing.open(&reported, opening.secrets.store.clone(), end)?;
                 (Open::Candidacy(candidacy, shown), Some(Election { standing: Arc::new(standing), reported }))
             }
         };
@@ -192,9 +196,13 @@ impl Objects {
             Open::Candidacy(candidacy, _) => 2 * candidacy.store_bytes_max(),
         };
         let memory_bytes_max = objects.cache_bytes_max() + store_bytes_max;
+        let reload = ReloadObjects::new(opening);
+        if let Open::Candidacy(candidacy, _) = &open {
+            reload.set_election(candidacy.secret());
+        }
         let thread = ObjectThread {
             control,
-            reload: ReloadObjects::new(opening),
+            reload,
             statistics,
             admin: admin.map(Arc::downgrade),
             flush_max: LiveSecs::new(objects.shutdown_flush_secs),

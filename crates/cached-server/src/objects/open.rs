@@ -30,7 +30,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use synapse::codec::InstanceId;
-use synapse::{Address, ListeningSocket, NodeRecord, Server, host_name};
+use synapse::{Address, ListeningSocket, NodeRecord, SecretHandle, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
@@ -255,13 +255,15 @@ pub struct ReloadObjects {
 struct InForce {
     /// The configuration in force, with which the next cache is opened.
     opening: Opening,
-    /// The open cache; `None` while the store belongs to another process.
+    /// The open cache; `None` while the store belongs to another process, or another host leads.
     live: Option<LiveObjects>,
+    /// The secret of the election's own connection to the store.
+    election: Option<SecretHandle>,
 }
 
 impl ReloadObjects {
     pub(super) fn new(opening: Opening) -> ReloadObjects {
-        ReloadObjects { in_force: Arc::new(Mutex::new(InForce { opening, live: None })) }
+        ReloadObjects { in_force: Arc::new(Mutex::new(InForce { opening, live: None, election: None })) }
     }
 
     /// Returns the current parameters for opening a cache.
@@ -276,6 +278,11 @@ impl ReloadObjects {
         in_force.opening.objects.leadership = Some(leadership);
         in_force.opening.leads = Some(leads);
         in_force.opening.clone()
+    }
+
+    /// Changes the secret of this connection as well from now on.
+    pub(super) fn set_election(&self, secret: Option<SecretHandle>) {
+        self.in_force.lock().election = secret;
     }
 
     /// Applies further changes to this cache.
@@ -296,7 +303,7 @@ impl ReloadObjects {
         secrets: Secrets,
     ) -> Result<Vec<String>, ConfigError> {
         let mut in_force = self.in_force.lock();
-        let InForce { opening, live } = &mut *in_force;
+        let InForce { opening, live, election } = &mut *in_force;
         let changed = match live {
             Some(live) => live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?,
             // A standby has nothing to change: its next cache has the new values.
@@ -311,6 +318,7 @@ impl ReloadObjects {
             opening.objects = ObjectsTable { leadership, ..after.clone() };
         }
         opening.synapse = listener.cloned();
+        election.iter().for_each(|secret| secret.set(secrets.store.clone()));
         opening.secrets = secrets;
         Ok(changed)
     }

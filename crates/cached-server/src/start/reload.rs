@@ -205,14 +205,16 @@ mod tests {
             }
         }
         // The settings that only `cached` has: the user and terminal of the process, the tables of
-        // memcached's listeners, and the memory of both halves.
+        // memcached's listeners, the election of the writer, and the memory of both halves.
         let own = [
             "process.",
             "memcached.",
             "insight.",
             "objects.backend.",
+            "objects.election.",
             "objects.journal.",
             "objects.http.",
+            "registry.",
             "shared_memory.",
             "volumes.",
             "nbd.",

@@ -130,7 +130,7 @@ mod tests {
     }
 
     impl Store {
-        fn answer<T: Send + 'static>(&self, reply: Reply<T>) -> Reply<T> {
+        fn answer<T: Send + Unpin + 'static>(&self, reply: Reply<T>) -> Reply<T> {
             if let Some(error) = self.fails.lock().take() {
                 return Reply::err(error);
             }
@@ -152,8 +152,9 @@ mod tests {
 
         fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
             let durability = self.durability;
-            self.answer(self.memory.change(request))
-                .then(move |reply| reply.map(|reply| ChangeReply { durability, ..reply }))
+            self.answer(self.memory.change(request)).then(move |reply| {
+                reply.map(|reply| ChangeReply::new(reply.version, reply.size_bytes, durability))
+            })
         }
 
         fn info(&self, request: InfoRequest) -> Reply<Info> {

@@ -11,20 +11,18 @@
 //! | module | content |
 //! |---|---|
 //! | `gate` | the layer before the cache that answers only while the lease holds |
-//! | `lead` | the control thread's course: standby, leadership, its end |
 //! | `report` | metrics, status, log lines and routes |
 
 pub(super) mod gate;
-mod lead;
 mod report;
 
 use super::ObjectsError;
-use super::thread::{STEP_TIMEOUT, Wanted};
+use super::wanted::{Wanted, other_than};
 use crate::config::{BackendTable, Config, ConfigError, election_address, is_elected};
 use blocker::{Blocker, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId};
 use cached_admin::{AdminServer, Health};
 use cached_config::{OpenOptions, Store, Waiting};
-use cached_core::object::Leadership;
+use cached_core::object::{Leadership, ObjectCache};
 use cached_registry::election::{
     Candidate, Cause, Claimed, Claiming, Elector, Leadership as Now, Lease, Part, Release, elect,
 };
@@ -34,7 +32,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use synapse::Secret;
+use synapse::{Secret, SecretHandle};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -47,6 +45,8 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 const REQUESTS_MAX: usize = 4;
 /// The maximum time for closing the connection to the store.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The maximum time for a step of the end of a candidacy.
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The parameters for taking part in an election.
 #[derive(Clone)]
@@ -54,7 +54,6 @@ pub(super) struct Standing {
     registry: RegistryTable,
     backend: BackendTable,
     object_bytes_max: u64,
-    secret: Option<Secret>,
     lease: Duration,
     /// This host among the candidates.
     pub(super) node: String,
@@ -78,13 +77,13 @@ impl StepDown {
 /// The part of this process in an election, which its thread takes while this exists.
 pub(super) struct Candidacy {
     standing: Standing,
-    elector: Elector,
-    now: watch::Receiver<Now>,
+    pub(super) elector: Elector,
+    pub(super) now: watch::Receiver<Now>,
     /// The namespace of the registry, if the registry is in the store.
     records: Option<Namespace>,
     /// Whether a cache of an earlier leadership may still store something.
-    is_storing: watch::Sender<bool>,
-    reported: Arc<Reported>,
+    pub(super) is_storing: watch::Sender<bool>,
+    pub(super) reported: Arc<Reported>,
     requests: mpsc::Receiver<StepDown>,
     /// The election, until its thread is started.
     waiting: Option<(Runtime, Store, Running)>,
@@ -100,7 +99,7 @@ pub(super) struct Tenure {
 }
 
 /// What a standby has waited for.
-enum Next {
+pub(super) enum Next {
     /// Another state is wanted.
     Wanted(Wanted),
     /// This host leads.
@@ -126,7 +125,6 @@ impl Standing {
     /// The key that is wrong.
     pub(super) fn of(
         config: &Config,
-        secret: Option<Secret>,
         admin: Option<&Arc<AdminServer>>,
     ) -> Result<Option<Standing>, ConfigError> {
         let Some(objects) = config.file.objects.as_ref().filter(|objects| is_elected(objects)) else {
@@ -141,7 +139,6 @@ impl Standing {
             registry,
             backend,
             object_bytes_max: objects.object_bytes_max.0,
-            secret,
             lease: election.lease(),
             node: election.node(),
             address: election_address(&config.file)?,
@@ -149,20 +146,21 @@ impl Standing {
         }))
     }
 
-    /// Opens the store and the registry. Takes part only once [`Candidacy::start`] is called. If
-    /// the store is unavailable, retries until `end` is ready.
+    /// Opens the store, with this `secret` if it is another server, and the registry. Takes part only
+    /// once [`Candidacy::start`] is called. If the store is unavailable, retries until `end` is ready.
     ///
     /// # Errors
     /// The first error that waiting cannot resolve; [`ObjectsError::Ended`].
     pub(super) fn open(
         &self,
         reported: &Arc<Reported>,
+        secret: Option<Secret>,
         end: Pin<&mut dyn Future<Output = ()>>,
     ) -> Result<Candidacy, ObjectsError> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let opened = runtime.block_on(async {
             tokio::select! {
-                opened = self.open_in() => opened,
+                opened = self.open_in(secret) => opened,
                 () = end => Err(ObjectsError::Ended),
             }
         });
@@ -201,12 +199,12 @@ impl Standing {
         })
     }
 
-    async fn open_in(&self) -> Result<(Store, Registry), ObjectsError> {
+    async fn open_in(&self, secret: Option<Secret>) -> Result<(Store, Registry), ObjectsError> {
         let mut waiting =
             Waiting::new(|line| self.health.iter().for_each(|health| health.set_starting(line)));
         let options = OpenOptions {
             object_bytes_max: self.object_bytes_max,
-            secret: self.secret.clone(),
+            secret,
             is_server: true,
             ..OpenOptions::default()
         };
@@ -276,6 +274,12 @@ impl Claims {
 }
 
 impl Candidacy {
+    /// Returns a handle that changes the secret of the election's connection to the store, if that
+    /// is another server.
+    pub(super) fn secret(&self) -> Option<SecretHandle> {
+        self.waiting.as_ref().and_then(|(_, store, _)| store.secret())
+    }
+
     /// Returns the maximum memory of the election's connection to the store, in bytes.
     pub(super) fn store_bytes_max(&self) -> u64 {
         self.waiting.as_ref().map_or(0, |(_, store, _)| store.memory_bytes_max())
@@ -311,7 +315,7 @@ impl Candidacy {
     }
 
     /// Leaves the election, and waits for a while until its connections are closed.
-    fn leave(self) {
+    pub(super) fn leave(self) {
         let Candidacy { elector, reported, thread, requests, .. } = self;
         reported.clear();
         // The election ends with its last handle.
@@ -327,7 +331,7 @@ impl Candidacy {
     }
 
     /// Waits until this host leads, or another state is wanted.
-    async fn next(&mut self, wanted: &mut watch::Receiver<Wanted>) -> Next {
+    pub(super) async fn next(&mut self, wanted: &mut watch::Receiver<Wanted>) -> Next {
         loop {
             let state = *wanted.borrow_and_update();
             if !matches!(state, Wanted::Hold | Wanted::Serve) {
@@ -353,6 +357,56 @@ impl Candidacy {
                     request.answer(Err(self.reported.not_leading()));
                 }
             }
+        }
+    }
+}
+
+/// Returns whether this host leads with this epoch.
+pub(super) fn is_in_force(part: &Part, of: Epoch) -> bool {
+    matches!(part, Part::Leading { epoch, lease, .. } if *epoch == of && lease.holds())
+}
+
+impl Candidacy {
+    /// Waits while this host leads with `epoch`; `state` is the wanted state.
+    pub(super) async fn wait(
+        &mut self,
+        epoch: Epoch,
+        cache: &ObjectCache,
+        state: Wanted,
+        wanted: &mut watch::Receiver<Wanted>,
+    ) -> Waited {
+        let mut events = cache.subscribe();
+        loop {
+            if let Some(newer) = cache.deposed_by() {
+                self.elector.fenced(newer);
+                return Waited::Lost;
+            }
+            let mut now = self.now.clone();
+            tokio::select! {
+                next = other_than(state, wanted) => return Waited::Wanted(next),
+                // Fails when the election has ended.
+                _ = now.wait_for(|now| !is_in_force(&now.part, epoch)) => return Waited::Lost,
+                Some(request) = self.requests.recv() => return Waited::StepDown(request),
+                // Perhaps the store has refused the epoch.
+                event = events.recv() => if event.is_none() {
+                    return Waited::Lost;
+                },
+            }
+        }
+    }
+
+    /// Releases the lease: for the next process of this host, unless `to` names another successor.
+    /// Everything must be stored.
+    ///
+    /// # Errors
+    /// One line; this host leads as before then.
+    pub(super) async fn release(&self, to: Option<Release>) -> Result<(), String> {
+        let to = to.unwrap_or_else(|| Release::To(self.standing.node.clone()));
+        match tokio::time::timeout(STEP_TIMEOUT, self.elector.step_down(to)).await {
+            Ok(outcome) => outcome.map_err(|error| error.to_string()),
+            Err(_) if self.elector.lease().is_some() => Err("the registry does not answer in time".into()),
+            // The lease has ended on this host, and lapses for the others.
+            Err(_) => Ok(()),
         }
     }
 }

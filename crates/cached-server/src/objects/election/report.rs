@@ -72,7 +72,7 @@ impl Reported {
         *self.present.lock() = None;
     }
 
-    pub(super) fn add_lost(&self, bytes: u64) {
+    pub(in crate::objects) fn add_lost(&self, bytes: u64) {
         self.lost_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 

@@ -8,17 +8,14 @@
 //! accepts it. *Fenced*, because another host has taken over: what is not stored is lost, and
 //! reported.
 
-use super::{Candidacy, Next, Tenure, Waited};
-use crate::objects::open::{OpenObjects, Parts};
-use crate::objects::thread::{
-    Closed, LOG_INTERVAL, ObjectThread, REOPEN_DELAY, Released, STEP_TIMEOUT, Wanted, ended, other_than,
-};
-use crate::objects::{ObjectsError, ShutdownError};
+use super::election::{Candidacy, Next, Tenure, is_in_force};
+use super::open::{OpenObjects, Parts};
+use super::thread::{Closed, LOG_INTERVAL, ObjectThread, REOPEN_DELAY, Released, STEP_TIMEOUT};
+use super::wanted::{Wanted, ended, other_than};
+use super::{ObjectsError, ShutdownError};
 use blocker::executor::block_on;
-use blocker::{Blocker, Epoch};
 use cached_config::store_all;
-use cached_core::object::ObjectCache;
-use cached_registry::election::{Part, Release};
+use cached_registry::election::Release;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +31,7 @@ impl ObjectThread {
     ///
     /// # Errors
     /// The acknowledged data that is not stored.
-    pub(in crate::objects) fn run_elected(self, candidacy: Candidacy) -> Result<(), ShutdownError> {
+    pub(super) fn run_elected(self, candidacy: Candidacy) -> Result<(), ShutdownError> {
         let mut wanted = self.control.wanted();
         // Nothing runs before this, because another process may continue instead of this one.
         block_on(other_than(Wanted::Hold, &mut wanted));
@@ -66,8 +63,10 @@ impl ObjectThread {
         let election = self.election.as_ref()?;
         let mut logged: Option<Instant> = None;
         loop {
-            let error = match election.standing.open(&election.reported, pin!(ended(wanted.clone()))) {
+            let (secret, end) = (self.reload.opening().secrets.store, pin!(ended(wanted.clone())));
+            let error = match election.standing.open(&election.reported, secret, end) {
                 Ok(candidacy) => {
+                    self.reload.set_election(candidacy.secret());
                     self.control.set_released(Released::NotYet);
                     return Some(candidacy);
                 }
@@ -152,6 +151,8 @@ impl ObjectThread {
     ) -> Result<OpenObjects, ObjectsError> {
         let epoch = leadership.epoch;
         let opening = self.reload.lead(leadership, Arc::new(move || lease.holds()));
+        // A reload may have changed it while this host was a standby.
+        self.flush_max.set(opening.objects.shutdown_flush_secs);
         let mut now = candidacy.now.clone();
         let end = async {
             tokio::select! {
@@ -167,7 +168,7 @@ impl ObjectThread {
     }
 
     /// Ends a leadership that has ended by itself. The gate already refuses all requests.
-    pub(in crate::objects) async fn abandon(&self, parts: &mut Parts, candidacy: &Candidacy) {
+    pub(super) async fn abandon(&self, parts: &mut Parts, candidacy: &Candidacy) {
         self.control.listening().close();
         let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
         let released = self.end_listeners(parts, LOST_DRAIN, Duration::ZERO).await;
@@ -199,11 +200,6 @@ impl ObjectThread {
     }
 }
 
-/// Returns whether this host leads with this epoch.
-fn is_in_force(part: &Part, of: Epoch) -> bool {
-    matches!(part, Part::Leading { epoch, lease, .. } if *epoch == of && lease.holds())
-}
-
 /// Runs a short task that needs a runtime.
 fn in_runtime<T>(work: impl Future<Output = cached_registry::Result<T>>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -212,50 +208,5 @@ fn in_runtime<T>(work: impl Future<Output = cached_registry::Result<T>>) -> Resu
     match runtime.block_on(limited) {
         Ok(outcome) => outcome.map_err(|error| error.to_string()),
         Err(_) => Err("the registry does not answer in time".into()),
-    }
-}
-
-impl Candidacy {
-    /// Waits while this host leads with `epoch`; `state` is the wanted state.
-    pub(in crate::objects) async fn wait(
-        &mut self,
-        epoch: Epoch,
-        cache: &ObjectCache,
-        state: Wanted,
-        wanted: &mut watch::Receiver<Wanted>,
-    ) -> Waited {
-        let mut events = cache.subscribe();
-        loop {
-            if let Some(newer) = cache.deposed_by() {
-                self.elector.fenced(newer);
-                return Waited::Lost;
-            }
-            let mut now = self.now.clone();
-            tokio::select! {
-                next = other_than(state, wanted) => return Waited::Wanted(next),
-                // Fails when the election has ended.
-                _ = now.wait_for(|now| !is_in_force(&now.part, epoch)) => return Waited::Lost,
-                Some(request) = self.requests.recv() => return Waited::StepDown(request),
-                // Perhaps the store has refused the epoch.
-                event = events.recv() => if event.is_none() {
-                    return Waited::Lost;
-                },
-            }
-        }
-    }
-
-    /// Releases the lease: for the next process of this host, unless `to` names another successor.
-    /// Everything must be stored.
-    ///
-    /// # Errors
-    /// One line; this host leads as before then.
-    pub(in crate::objects) async fn release(&self, to: Option<Release>) -> Result<(), String> {
-        let to = to.unwrap_or_else(|| Release::To(self.standing.node.clone()));
-        match tokio::time::timeout(STEP_TIMEOUT, self.elector.step_down(to)).await {
-            Ok(outcome) => outcome.map_err(|error| error.to_string()),
-            Err(_) if self.elector.lease().is_some() => Err("the registry does not answer in time".into()),
-            // The lease has ended on this host, and lapses for the others.
-            Err(_) => Ok(()),
-        }
     }
 }
