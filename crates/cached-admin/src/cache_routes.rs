@@ -365,7 +365,7 @@ mod namespaces_tests {
     use std::sync::Arc;
 
     use blocker::executor::block_on;
-    use blocker::{Blocker, BlockerExt, Memory, ReadRequest, WriteRequest};
+    use blocker::{Blocker, BlockerExt, ClaimRequest, Epoch, Memory, ReadRequest, WriteRequest, WriterId};
     use hyper::Method;
 
     use super::cache_routes_tests::ask;
@@ -448,5 +448,22 @@ mod namespaces_tests {
         }
         drop(cache);
         assert_eq!(show("").0, 503);
+    }
+
+    /// Repeating the request would not help.
+    #[test]
+    fn a_flush_of_data_that_can_never_be_stored_fails() {
+        let store = Arc::new(Memory::default());
+        let cache = ObjectCache::builder(Arc::clone(&store) as _).memory_bytes(8 << 20);
+        let name = Namespace::new("vm").expect("a name");
+        let cache = cache.namespace_write_mode(name.clone(), WriteMode::Back).start().expect("a cache");
+        let routes = Routes::new();
+        add_namespace_routes(&routes, &cache);
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![1; 4096]);
+        block_on(cache.write(write)).expect("it is written");
+        let claim = ClaimRequest::new(Scope::Namespace(name), Epoch(5), WriterId(99));
+        block_on(store.claim(claim)).expect("another writer takes over");
+        let (status, why) = ask(&routes, &Method::POST, "/namespaces/flush", "", r#"{"namespace": "vm"}"#);
+        assert_eq!((status, why.to_string().contains("lost")), (409, true), "{why}");
     }
 }
