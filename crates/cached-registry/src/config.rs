@@ -57,7 +57,7 @@ pub struct StoreKeys {
 
 impl Default for StoreKeys {
     fn default() -> Self {
-        Self { namespace: "registry".into(), poll_ms: 1000, timeout_ms: 5000 }
+        Self { namespace: "registry".into(), poll_ms: 1000, timeout_ms: 2000 }
     }
 }
 
@@ -88,7 +88,7 @@ impl Default for EtcdKeys {
             user: String::new(),
             password_file: PathBuf::new(),
             ca_file: PathBuf::new(),
-            timeout_ms: 5000,
+            timeout_ms: 2000,
         }
     }
 }

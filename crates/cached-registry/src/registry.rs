@@ -250,19 +250,12 @@ fn connector(keys: &EtcdKeys) -> Result<Connector, Mistake> {
     Ok(Route::new(keys.timeout()).with_tls(tls, true))
 }
 
+/// Returns the login, whose file must have a password now.
 fn login(keys: &EtcdKeys) -> Result<Option<Login>, Mistake> {
     if keys.user.is_empty() {
         return Ok(None);
     }
-    let path = &keys.password_file;
-    let text = named_file::open(path, named_file::Kinds::Regular).and_then(named_file::NamedFile::text);
-    let text = text.map_err(|error| Mistake::new("password_file", error.unread(path)))?;
-    let password = text.lines().next().unwrap_or_default().to_owned();
-    if password.is_empty() {
-        return Err(Mistake::new(
-            "password_file",
-            format!("{} has no password in its first line", path.display()),
-        ));
-    }
-    Ok(Some(Login { user: keys.user.clone(), password }))
+    let login = Login { user: keys.user.clone(), password_file: keys.password_file.clone() };
+    login.password().map_err(|why| Mistake::new("password_file", why))?;
+    Ok(Some(login))
 }

@@ -18,7 +18,7 @@ const SEEDS: u64 = 5_000;
 const MS: u64 = 1_000_000;
 const LEASE_MS: u64 = 3_000;
 /// The faults end at this time, in ms.
-const CALM_MS: u64 = 24_000;
+const CALM_MS: u64 = 20_000;
 /// The run ends at this time, in ms.
 const END_MS: u64 = CALM_MS + 5 * LEASE_MS;
 

@@ -1,6 +1,6 @@
 //! Requests to etcd: any of several endpoints, a login, and etcd's errors.
 
-use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,15 +24,27 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 pub(super) type Body = UnsyncBoxBody<Bytes, String>;
 
 /// The user who logs in.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Login {
     pub(crate) user: String,
-    pub(crate) password: String,
+    /// The file with the password, which is read for each login, so that a new password needs no
+    /// reload.
+    pub(crate) password_file: PathBuf,
 }
 
-impl fmt::Debug for Login {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
+impl Login {
+    /// Reads the password.
+    ///
+    /// # Errors
+    /// The reason, in one line.
+    pub(crate) fn password(&self) -> Result<String, String> {
+        let path = &self.password_file;
+        let text = named_file::open(path, named_file::Kinds::Regular).and_then(named_file::NamedFile::text);
+        let text = text.map_err(|error| error.unread(path).to_string())?;
+        match text.lines().next() {
+            Some(password) if !password.is_empty() => Ok(password.to_owned()),
+            _ => Err(format!("{} has no password in its first line", path.display())),
+        }
     }
 }
 
@@ -166,11 +178,12 @@ impl EtcdClient {
 
     /// Returns the token of the login; logs in if there is none yet.
     async fn token(&self, endpoint: usize) -> Result<Option<Arc<str>>, Failure> {
-        let Some(Login { user, password }) = &self.login else { return Ok(None) };
+        let Some(login) = &self.login else { return Ok(None) };
         if let Some(token) = &*self.token.lock() {
             return Ok(Some(Arc::clone(token)));
         }
-        let request = json!({ "name": user, "password": password });
+        let password = login.password().map_err(Failure::NotSent)?;
+        let request = json!({ "name": login.user, "password": password });
         match self.send(endpoint, "auth/authenticate", &request, None).await {
             Ok(answer) => {
                 let token: Arc<str> = answer["token"].as_str().unwrap_or_default().into();

@@ -8,6 +8,7 @@ use cached_registry::{Registry, Result};
 
 use crate::bodies::{on_disk, run, table};
 use crate::contract::create;
+use crate::etcd_server::{Etcd, is_installed};
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -35,40 +36,66 @@ fn follows(node: &str) -> impl Fn(&Part) -> bool {
 fn a_disk_elects_a_leader_beside_its_documents() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
-    let registries = [0, 1, 0].map(|node| on_disk(&path, node));
+    run(a_leader_steps_down_for_its_successor([0, 1].map(|node| on_disk(&path, node))));
+}
+
+#[test]
+fn etcd_elects_a_leader() {
+    if !is_installed("etcd_elects_a_leader") {
+        return;
+    }
+    let etcd = Etcd::start(false);
+    let text = format!("kind = \"etcd\"\nendpoints = [\"{}\"]", etcd.url);
+    let open = || Registry::open(&table(&text), None).unwrap();
+    run(a_leader_steps_down_for_its_successor([open(), open()]));
+}
+
+async fn a_leader_steps_down_for_its_successor(registries: [Registry; 2]) {
+    let (a, _a_running) = host(&registries[0], "a");
+    let first = until(&a, Part::is_leading).await;
+    assert_eq!(first.cause, Cause::Granted);
+    let lease = a.lease().unwrap();
+    let (b, b_running) = host(&registries[1], "b");
+    let Part::Standby { leader: Some(leader) } = until(&b, follows("a")).await.part else { panic!() };
+    assert_eq!(leader.address, "a:1");
+    create(&registries[1], "documents", "are independent").await;
+    assert!(lease.holds());
+    while registries[0].list("candidates/").await.unwrap().documents.len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let nobody = a.step_down(Release::To("c".into())).await.unwrap_err();
+    assert_eq!(nobody.to_string(), "c is not a candidate; the candidates are a, b");
+    a.step_down(Release::To("b".into())).await.unwrap();
+    assert!(!lease.holds());
+    let second = until(&b, Part::is_leading).await;
+    until(&a, follows("b")).await;
+    let (Part::Leading { epoch: first, .. }, Part::Leading { epoch: second, .. }) = (first.part, second.part)
+    else {
+        panic!()
+    };
+    assert!(first < second);
+    let refused = a.step_down(Release::Anyone).await.unwrap_err();
+    assert_eq!(refused.to_string(), "this host does not lead, but b does");
+    // A process whose handles are dropped takes part no longer.
+    drop(b);
+    b_running.await.unwrap().unwrap();
+}
+
+#[test]
+fn a_second_process_with_a_number_ends_the_part_of_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    let registries = [0, 0].map(|node| on_disk(&path, node));
     run(async {
-        let (a, a_running) = host(&registries[0], "a");
-        let first = until(&a, Part::is_leading).await;
-        assert_eq!(first.cause, Cause::Granted);
-        let lease = a.lease().unwrap();
-        let (b, _b_running) = host(&registries[1], "b");
-        let Part::Standby { leader: Some(leader) } = until(&b, follows("a")).await.part else { panic!() };
-        assert_eq!(leader.address, "a:1");
-        create(&registries[1], "documents", "are independent").await;
-        assert!(lease.holds());
-        let nobody = a.step_down(Release::To("c".into())).await.unwrap_err();
-        assert_eq!(nobody.to_string(), "c is not a candidate; the candidates are a, b");
-        a.step_down(Release::To("b".into())).await.unwrap();
-        assert!(!lease.holds());
-        let second = until(&b, Part::is_leading).await;
-        until(&a, follows("b")).await;
-        let (Part::Leading { epoch: first, .. }, Part::Leading { epoch: second, .. }) =
-            (first.part, second.part)
-        else {
-            panic!()
-        };
-        assert!(first < second);
-        let refused = a.step_down(Release::Anyone).await.unwrap_err();
-        assert_eq!(refused.to_string(), "this host does not lead, but b does");
-        // Another process with this host's number ends its part.
-        let (_usurper, _) = host(&registries[2], "a");
-        b.step_down(Release::To("a".into())).await.unwrap();
-        let ended = a_running.await.unwrap().map(drop);
-        assert!(
-            ended
-                .is_err_and(|error| error.to_string().contains("another process writes the block of node 0"))
-        );
-        assert!(!until(&a, |part| !part.is_leading()).await.part.is_leading());
+        let (first, running) = host(&registries[0], "a");
+        until(&first, Part::is_leading).await;
+        let lease = first.lease().unwrap();
+        first.step_down(Release::To("a".into())).await.unwrap();
+        let (second, _running) = host(&registries[1], "a");
+        until(&second, Part::is_leading).await;
+        let ended = running.await.unwrap().unwrap_err().to_string();
+        assert!(ended.contains("another process writes the block of node 0"), "{ended}");
+        assert!(!lease.holds() && first.lease().is_none());
     });
 }
 

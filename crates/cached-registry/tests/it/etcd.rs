@@ -119,6 +119,11 @@ fn etcd_with_passwords_and_tls_keeps_the_contract() {
             wrong,
             "etcd refuses this: etcdserver: authentication failed, invalid user ID or password"
         );
+        // The file is read for each login.
+        let corrected = open(&keys("root", "wrong"));
+        assert!(corrected.get(&key("a")).await.is_err());
+        keys("root", "secret");
+        assert_eq!(corrected.get(&key("a")).await, Ok(None));
         let guest = denied(&keys("guest", "guest")).await;
         assert_eq!(guest, "etcd refuses this: etcdserver: permission denied");
         let nobody =
