@@ -10,6 +10,7 @@ mod leader;
 mod namespaces;
 mod object;
 mod operate;
+mod registry;
 mod store;
 mod top;
 mod volume;
@@ -190,6 +191,9 @@ pub(crate) enum Command {
     /// the admin listener of a cached with writer = "elected" (--admin).
     #[command(subcommand)]
     Leader(leader::Leader),
+    /// List the documents of the registry with which hosts elect the writer: key, revision, lease and
+    /// value, through the admin listener of a cached with writer = "elected" (--admin).
+    Registry,
     /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running
     /// cached, through its admin listener (--admin); import and export contents, directly in the
     /// store (--backend).
@@ -274,6 +278,7 @@ impl Command {
             Self::Namespace(namespaces) => namespaces.run(call),
             Self::Cache(cache) => cache.run(call),
             Self::Leader(leader) => leader.run(call),
+            Self::Registry => registry::list(call),
             Self::Volume(volume) => volume.run(call),
             Self::Mrc { scope } => insight::mrc(call, scope.as_deref()),
             Self::Hot { count } => insight::hot(call, *count),

@@ -185,7 +185,7 @@ impl Standing {
         let elected = elect(&registry, me, self.lease, claim);
         drop(inside);
         let (elector, running) = elected.map_err(|error| ObjectsError::Election(error.to_string()))?;
-        let requests = reported.set(&elector);
+        let requests = reported.set(&elector, &registry);
         Ok(Candidacy {
             standing: self.clone(),
             now: elector.watch(),

@@ -3,6 +3,7 @@
 //! | route | |
 //! |---|---|
 //! | `GET /leader.json` | this host's part, the leader, since when and why |
+//! | `GET /registry.json` | the documents of the registry |
 //! | `POST /leader/step-down` | stores everything, then leaves the lead to any other host |
 //! | `POST /leader/prefer` | the same, but for one host: `{"node": "NAME"}` |
 
@@ -13,6 +14,7 @@ use cached_admin::status::Document;
 use cached_admin::status::document::{ElectionPart, LeaderPart};
 use cached_admin::{Access, AdminServer, Request, Response};
 use cached_registry::election::{Elector, LeaderDocument, Leadership, Part, Release};
+use cached_registry::{Listing, Registry};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::json;
@@ -28,6 +30,8 @@ pub(in crate::objects) struct Reported {
     lease: Duration,
     /// The present candidacy's; `None` while another process of this host takes over.
     present: Mutex<Option<(Elector, mpsc::Sender<StepDown>)>>,
+    /// The registry, once it was opened.
+    registry: Mutex<Option<Registry>>,
     /// Acknowledged data, in bytes, that ended leaderships could not store.
     lost_bytes: AtomicU64,
 }
@@ -44,6 +48,7 @@ impl Reported {
             address: standing.address.clone(),
             lease: standing.lease,
             present: Mutex::default(),
+            registry: Mutex::default(),
             lost_bytes: AtomicU64::new(0),
         });
         let shown = admin.map(|admin| {
@@ -51,6 +56,11 @@ impl Reported {
             admin.health().check_readiness(move || checked.not_ready());
             let read = Arc::clone(&reported);
             admin.routes().get_now("/leader.json", Access::Read, move |_| Response::json(&read.part()));
+            let listed = Arc::clone(&reported);
+            admin.routes().get("/registry.json", Access::Read, move |_| {
+                let registry = listed.registry.lock().clone();
+                async move { documents(registry).await }
+            });
             for path in ["/leader/step-down", "/leader/prefer"] {
                 let asked = Arc::clone(&reported);
                 admin.routes().post(path, move |request| step_down(Arc::clone(&asked), request, path));
@@ -61,7 +71,8 @@ impl Reported {
     }
 
     /// Shows this candidacy from now on; returns the requests to step down.
-    pub(super) fn set(&self, elector: &Elector) -> mpsc::Receiver<StepDown> {
+    pub(super) fn set(&self, elector: &Elector, registry: &Registry) -> mpsc::Receiver<StepDown> {
+        *self.registry.lock() = Some(registry.clone());
         let (sender, requests) = mpsc::channel(REQUESTS_MAX);
         *self.present.lock() = Some((elector.clone(), sender));
         requests
@@ -69,6 +80,7 @@ impl Reported {
 
     /// Shows that there is no candidacy, and lets go of it.
     pub(super) fn clear(&self) {
+        *self.registry.lock() = None;
         *self.present.lock() = None;
     }
 
@@ -175,6 +187,30 @@ impl Collect for Reported {
 impl cached_admin::status::Source for Reported {
     fn fill(&self, document: &mut Document) {
         document.election = Some(self.part());
+    }
+}
+
+async fn documents(registry: Option<Registry>) -> Response {
+    let Some(registry) = registry else {
+        return Response::failure(
+            503,
+            "the registry is not open: this process starts, or another one of this host takes over",
+        );
+    };
+    match tokio::time::timeout(WAIT_MAX, registry.list("")).await {
+        Ok(Ok(Listing { documents, revision })) => {
+            let shown = documents.iter().map(|document| {
+                json!({
+                    "key": document.key.as_str(),
+                    "revision": document.revision.0,
+                    "lease": document.lease.map(|lease| lease.to_string()),
+                    "value": String::from_utf8_lossy(&document.value),
+                })
+            });
+            Response::json(&json!({ "revision": revision.0, "documents": shown.collect::<Vec<_>>() }))
+        }
+        Ok(Err(error)) => Response::failure(503, error),
+        Err(_) => Response::failure(503, "the registry does not answer in time"),
     }
 }
 
