@@ -76,7 +76,8 @@ mod namespace_settings;
 mod order;
 mod reply;
 mod request;
-mod rng;
+#[doc(hidden)]
+pub mod rng;
 mod segment;
 pub mod trace;
 

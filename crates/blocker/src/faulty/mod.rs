@@ -117,7 +117,7 @@ impl Faulty {
     pub fn restart(&self) -> Result<()> {
         let rng = {
             let mut state = self.shared.state.lock();
-            Rng::new(state.rng.next())
+            Rng::new(state.rng.next_u64())
         };
         if let Some(volatile) = &self.shared.volatile {
             block_on(Box::pin(volatile.crash(rng)))?;

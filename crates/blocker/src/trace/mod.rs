@@ -96,7 +96,7 @@ fn random() -> NonZeroU64 {
         static RNG: RefCell<Rng> = RefCell::new(Rng::new(seed()));
     }
     loop {
-        if let Some(random) = NonZeroU64::new(RNG.with_borrow_mut(Rng::next)) {
+        if let Some(random) = NonZeroU64::new(RNG.with_borrow_mut(Rng::next_u64)) {
             return random;
         }
     }

@@ -11,57 +11,27 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
+use blocker::rng::Rng;
 use parking_lot::{Condvar, Mutex};
 
 use super::{Disk, DiskFile, FileId};
 
 const SECTOR_BYTES: usize = 512;
 
-/// A sequence of numbers determined by a seed.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Default for Random {
-    fn default() -> Self {
-        Self::new(0)
-    }
-}
-
-impl Random {
-    /// Returns the sequence of a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
-    }
-
-    /// Returns the next number.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// Returns a number below `end`, which is not 0.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next_u64() % end
-    }
-
-    /// Returns true `permille` times in 1 000.
-    pub fn chance(&mut self, permille: u64) -> bool {
-        self.below(1000) < permille
-    }
+/// Returns the sequence of a seed. Small seeds differ in few bits.
+fn random(seed: u64) -> Rng {
+    Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
 }
 
 /// The rates at which operations fail, per 1 000 operations.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Faults {
     /// The rate of failed writes. Some of their sectors are written.
-    pub write: u64,
+    pub write: u32,
     /// The rate of failed syncs of a file. Some of the file's unsynced writes are lost.
-    pub sync: u64,
+    pub sync: u32,
     /// The rate of failed creations of files, for lack of space.
-    pub full: u64,
+    pub full: u32,
 }
 
 /// The simulated disk. Clones share one disk.
@@ -101,7 +71,7 @@ impl Gate {
 
 #[derive(Default)]
 struct Medium {
-    random: Random,
+    random: Rng,
     faults: Faults,
     step: u64,
     cut_at: Option<u64>,
@@ -143,14 +113,14 @@ impl Content {
     }
 
     /// Stores a random set of sectors of the unsynced writes.
-    fn store_some(&mut self, random: &mut Random) {
+    fn store_some(&mut self, random: &mut Rng) {
         // Usually all or nothing, sometimes a mix.
         let chance = [0, 1000, 500][random.below(3) as usize];
         for (at, data) in std::mem::take(&mut self.pending) {
             let mut done = 0;
             while done < data.len() {
                 let end = (done + SECTOR_BYTES - (at + done) % SECTOR_BYTES).min(data.len());
-                if random.chance(chance) {
+                if random.permille(chance) {
                     write_into(&mut self.stored, at + done, &data[done..end]);
                 }
                 done = end;
@@ -231,14 +201,14 @@ impl SimulatedDisk {
     pub fn power_cycle(&self, seed: u64) {
         let mut medium = self.medium.lock();
         let medium = &mut *medium;
-        let mut random = Random::new(seed);
+        let mut random = random(seed);
         for content in medium.files.values_mut() {
             content.store_some(&mut random);
             content.live.clone_from(&content.stored);
         }
         let chance = [0, 1000, 500][random.below(3) as usize];
         for names in medium.pending_names.drain(..) {
-            if random.chance(chance) {
+            if random.permille(chance) {
                 apply(&mut medium.stored_names, &names);
             }
         }
@@ -257,7 +227,7 @@ impl SimulatedDisk {
     /// Makes operations fail at random from now on. `seed` determines which of them fail.
     pub fn set_faults(&self, seed: u64, faults: Faults) {
         let mut medium = self.medium.lock();
-        medium.random = Random::new(seed);
+        medium.random = random(seed);
         medium.faults = faults;
     }
 
@@ -356,7 +326,7 @@ impl Disk for SimulatedDisk {
         let power = medium.power;
         let is_cut = medium.change(power)?;
         let permille = medium.faults.full;
-        if !is_cut && medium.random.chance(permille) {
+        if !is_cut && medium.random.permille(permille) {
             return Err(io::Error::from_raw_os_error(28));
         }
         medium.next_file += 1;
@@ -456,7 +426,7 @@ impl DiskFile for SimulatedFile {
         let is_cut = medium.change(self.power)?;
         let medium = &mut *medium;
         let content = medium.files.get_mut(&self.file).expect("an open file");
-        if !is_cut && medium.random.chance(medium.faults.write) {
+        if !is_cut && medium.random.permille(medium.faults.write) {
             let part = medium.random.below(data.len() as u64 / 512 + 1) as usize * 512;
             content.write(offset as usize, data[..part].to_vec());
             return Err(io_error());
@@ -471,7 +441,7 @@ impl DiskFile for SimulatedFile {
         off_if(medium.change(self.power)?)?;
         let medium = &mut *medium;
         let content = medium.files.get_mut(&self.file).expect("an open file");
-        if medium.random.chance(medium.faults.sync) {
+        if medium.random.permille(medium.faults.sync) {
             content.store_some(&mut medium.random);
             return Err(io_error());
         }

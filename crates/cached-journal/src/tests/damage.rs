@@ -4,9 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use super::kit::{Kit, SEGMENT_BYTES, append};
-use crate::disk::simulated::{Faults, Random, SimulatedDisk};
+use crate::disk::simulated::{Faults, SimulatedDisk};
 use crate::disk::{Disk, DiskFile, FileId};
 use crate::{Environment, Journal, OpenError, Position, tools};
+use blocker::rng::Rng;
 
 const SEGMENTS: u64 = 6;
 
@@ -59,7 +60,7 @@ fn journal() -> (SimulatedDisk, Content) {
 #[test]
 fn every_flipped_bit_is_detected_or_harmless() {
     let (disk, intact) = journal();
-    let mut random = Random::new(1);
+    let mut random = Rng::new(1);
     let (mut detected, mut harmless) = (0, 0);
     for name in disk.names().unwrap() {
         let name = name.as_str();

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::disk::simulated::{Random, SimulatedDisk};
+use crate::disk::simulated::SimulatedDisk;
 use crate::{
     AppendError, Environment, Event, Head, Hold, Journal, JournalConfig, Kind, ManualClock, Object,
     OpenError, Position, Record, Replay,
 };
+use blocker::rng::Rng;
 
 pub(super) const SEGMENT_BYTES: u64 = 64 * 1024;
 
@@ -81,7 +82,7 @@ pub(super) fn head(number: u64) -> Head<'static> {
 }
 
 pub(super) fn payload(number: u64, bytes: usize) -> Vec<u8> {
-    let mut random = Random::new(number);
+    let mut random = Rng::new(number);
     let mut payload: Vec<_> = (0..bytes.div_ceil(8)).flat_map(|_| random.next_u64().to_le_bytes()).collect();
     payload.truncate(bytes);
     payload
@@ -110,7 +111,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn append(&mut self, journal: &Journal, random: &mut Random) -> Result<(), AppendError> {
+    pub(super) fn append(&mut self, journal: &Journal, random: &mut Rng) -> Result<(), AppendError> {
         let bytes = [0, 10, 100, 512, 4096, 5000, 12_000][random.below(7) as usize];
         let number = self.next_number + 1;
         let (position, hold) = append(journal, number, bytes)?;
@@ -133,7 +134,7 @@ impl Model {
     }
 
     /// Drops a hold, mostly an old one.
-    pub(super) fn release_one(&mut self, random: &mut Random) {
+    pub(super) fn release_one(&mut self, random: &mut Rng) {
         let held: Vec<_> = self
             .records
             .iter()
@@ -143,7 +144,7 @@ impl Model {
         if held.is_empty() {
             return;
         }
-        let among = if random.chance(700) { held.len().div_ceil(4) } else { held.len() };
+        let among = if random.permille(700) { held.len().div_ceil(4) } else { held.len() };
         let position = held[random.below(among as u64) as usize];
         if let Some(known) = self.records.get_mut(&position) {
             known.hold = None;

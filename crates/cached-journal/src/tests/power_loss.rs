@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use super::kit::{Kit, Model};
-use crate::disk::simulated::{Faults, Random};
+use crate::disk::simulated::Faults;
 use crate::{AppendError, Journal};
+use blocker::rng::Rng;
 
 /// Makes one step of a history.
-fn step(journal: &Journal, model: &mut Model, random: &mut Random) {
+fn step(journal: &Journal, model: &mut Model, random: &mut Rng) {
     match random.below(10) {
         0..5 => match model.append(journal, random) {
             Ok(()) | Err(AppendError::Failed | AppendError::Busy) => {}
@@ -29,8 +30,8 @@ fn step(journal: &Journal, model: &mut Model, random: &mut Random) {
 
 /// Mostly the power is cut. Sometimes only the process ends: its unsynced writes stay, and may be
 /// lost with the next crash.
-fn crash(kit: &Kit, random: &mut Random) {
-    if random.chance(300) {
+fn crash(kit: &Kit, random: &mut Rng) {
+    if random.permille(300) {
         kit.disk.kill_process();
     } else {
         kit.disk.power_cycle(random.next_u64());
@@ -39,8 +40,8 @@ fn crash(kit: &Kit, random: &mut Random) {
 
 /// Runs a history with several power cuts. Returns the disk's number of steps, and an error if a
 /// recovery returned anything wrong.
-fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> Result<u64, String> {
-    let mut random = Random::new(seed);
+fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Rng) -> Option<u64>) -> Result<u64, String> {
+    let mut random = Rng::new(seed);
     let kit = Kit::new(3 + random.below(2));
     let mut model = Model::default();
     for life in 0..5 {
@@ -64,7 +65,7 @@ fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> R
         kit.disk.set_faults(random.next_u64(), faults);
         for _ in 0..random.below(160) {
             step(&journal, &mut model, &mut random);
-            if random.chance(30) {
+            if random.permille(30) {
                 kit.clock.advance(Duration::from_secs(3));
             }
             if kit.disk.is_off() {
@@ -83,7 +84,7 @@ fn seeds() -> std::ops::Range<u64> {
     0..600 * super::kit::times()
 }
 
-fn run_all(faults: Faults, cut: impl Fn(&mut Random) -> Option<u64> + Copy) {
+fn run_all(faults: Faults, cut: impl Fn(&mut Rng) -> Option<u64> + Copy) {
     for seed in seeds() {
         if let Err(error) = run(seed, faults, cut) {
             panic!("seed {seed}: {error}");
@@ -112,7 +113,7 @@ fn a_power_cut_at_every_step_of_a_history_leaves_a_prefix() {
 fn a_recovery_that_is_cut_off_can_be_repeated() {
     // Most cuts fall into the few steps of the recovery.
     run_all(Faults::default(), |random| {
-        let end = if random.chance(600) { 8 } else { 150 };
+        let end = if random.permille(600) { 8 } else { 150 };
         Some(1 + random.below(end))
     });
 }
@@ -120,7 +121,7 @@ fn a_recovery_that_is_cut_off_can_be_repeated() {
 #[test]
 fn failing_writes_and_syncs_lose_nothing_that_was_acknowledged() {
     let faults = Faults { write: 30, sync: 60, full: 100 };
-    run_all(faults, |random| random.chance(500).then(|| 1 + random.below(200)));
+    run_all(faults, |random| random.permille(500).then(|| 1 + random.below(200)));
 }
 
 #[test]

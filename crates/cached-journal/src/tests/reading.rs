@@ -1,8 +1,8 @@
 //! The sequential reader and the reader of single records return the same as the iterator.
 
 use super::kit::{Kit, SEGMENT_BYTES, append, config};
-use crate::disk::simulated::Random;
 use crate::{Environment, Head, Journal, Object, Position, Record, Replay, Scope};
+use blocker::rng::Rng;
 
 type Content = Vec<(Position, Head<'static>, Vec<u8>)>;
 
@@ -37,7 +37,7 @@ fn in_pieces(replay: &Replay) -> Content {
 fn reading_in_pieces_returns_every_record_but_marks_and_what_they_cover() {
     let mut records = 0;
     for seed in 0..200 {
-        let mut random = Random::new(seed);
+        let mut random = Rng::new(seed);
         let kit = Kit::new(3 + random.below(5));
         let journal = kit.open_ready();
         let mut holds = Vec::new();
@@ -45,13 +45,13 @@ fn reading_in_pieces_returns_every_record_but_marks_and_what_they_cover() {
             let bytes = [0, 1, 100, 4096, 5000, 16_000][random.below(6) as usize];
             let Ok((position, hold)) = append(&journal, number, bytes) else { break };
             holds.push(hold);
-            if random.chance(50) {
+            if random.permille(50) {
                 let mark = Head::mark(Scope::Object, position);
                 let head = Head { namespace: 1, object: Object::Number(number), ..mark };
                 let Ok(appended) = journal.append(&Record { head, payload: &[] }) else { break };
                 holds.push(appended.hold);
             }
-            if random.chance(300) {
+            if random.permille(300) {
                 journal.step_commit();
             }
         }

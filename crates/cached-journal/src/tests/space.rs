@@ -1,8 +1,8 @@
 //! Free space, reservations, levels, holds, and the reuse of segments.
 
 use super::kit::{Kit, SEGMENT_BYTES, append, head, payload};
-use crate::disk::simulated::Random;
 use crate::{AppendError, Event, Level, Position, Record};
+use blocker::rng::Rng;
 
 #[test]
 fn a_full_journal_refuses_until_the_oldest_hold_is_dropped() {
@@ -49,7 +49,7 @@ fn levels_are_reported_upwards_and_downwards() {
 #[test]
 fn an_append_within_a_reservation_is_never_refused() {
     for seed in 0..300 {
-        let mut random = Random::new(seed);
+        let mut random = Rng::new(seed);
         let kit = Kit::new(3 + random.below(3));
         let journal = kit.open_ready();
         let (mut holds, mut reservations) = (Vec::new(), Vec::new());
@@ -70,8 +70,8 @@ fn an_append_within_a_reservation_is_never_refused() {
                     let record = Record { head: head(seed), payload: &[&payload] };
                     holds.push(reservation.append(&record).unwrap().hold);
                 }
-                3 if random.chance(300) => holds.truncate(random.below(holds.len() as u64 + 1) as usize),
-                3 if random.chance(100) => holds.clear(),
+                3 if random.permille(300) => holds.truncate(random.below(holds.len() as u64 + 1) as usize),
+                3 if random.permille(100) => holds.clear(),
                 _ => {
                     journal.step_commit();
                 }

@@ -8,7 +8,7 @@ use crate::disk::Disk;
 use crate::disk::simulated::Faults;
 use crate::{AppendError, Environment, Event, Journal, JournalConfig, NotDurable, OpenError};
 
-const ALWAYS: u64 = 1000;
+const ALWAYS: u32 = 1000;
 
 #[test]
 fn a_failed_sync_fails_its_records_and_appends_until_a_new_segment_works() {

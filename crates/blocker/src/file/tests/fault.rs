@@ -316,7 +316,7 @@ fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
     let mut model = Model::default();
     for life in 0..4 {
         let chances = FAULTS.map(|fault| (fault, if rng.below(3) == 0 { rng.below(120) as u32 } else { 0 }));
-        disk.fail(rng.next(), chances.to_vec());
+        disk.fail(rng.next_u64(), chances.to_vec());
         if rng.below(2) == 0 {
             let cut = disk.steps() + 1 + rng.below(600);
             disk.media.lock().cut_at = Some(cut);
@@ -338,7 +338,7 @@ fn round(seed: u64, totals: &mut BTreeMap<Fault, u64>) -> (u64, u64) {
         }
         disk.media.lock().faults = None;
         if power {
-            disk.power_cycle(rng.next());
+            disk.power_cycle(rng.next_u64());
         } else {
             disk.restart();
         }

@@ -262,7 +262,7 @@ impl Media {
 
     /// Makes a file's write-back fail.
     fn lose(&mut self, file: u64) {
-        let mut rng = self.faults.as_mut().map_or(Rng::new(0), |(rng, _)| Rng::new(rng.next()));
+        let mut rng = self.faults.as_mut().map_or(Rng::new(0), |(rng, _)| Rng::new(rng.next_u64()));
         self.file(file).fail_write_back(&mut rng);
         self.error_unseen = true;
     }
