@@ -105,6 +105,7 @@ fn a_host_that_was_stopped_beyond_its_lease_answers_nothing_and_becomes_a_standb
     // This request is in the socket of the stopped host when it continues.
     let asked = std::thread::scope(|scope| {
         let asked = scope.spawn(|| client.read("ns/a"));
+        // Usually long enough to be sent; whether or not it is, it must not be answered.
         std::thread::sleep(Duration::from_millis(100));
         pair.host(stopped).signal(libc::SIGCONT);
         asked.join().expect("the reader")

@@ -263,6 +263,11 @@ pub(super) async fn log_changes(mut now: watch::Receiver<Leadership>, node: Stri
         let before_ms = millis(since.duration_since(last).unwrap_or_default());
         last = since;
         match part {
+            // After a restart, or while the release is being written.
+            Part::Standby { leader: Some(leader) } if leader.node == node => {
+                let epoch = leader.epoch;
+                tracing::info!(node, epoch, %cause, before_ms, "standby: an earlier leadership of this host ends");
+            }
             Part::Standby { leader: Some(leader) } => {
                 let (leader, address, epoch) = (leader.node, leader.address, leader.epoch);
                 tracing::info!(node, leader, address, epoch, %cause, before_ms, "standby: another host leads");
