@@ -55,9 +55,20 @@ impl Pair {
     /// If they do not start, or none leads.
     #[must_use]
     pub fn start(backend: &str, registry: &str, objects: &str) -> Pair {
+        Pair::start_each(|_| (backend.to_owned(), registry.to_owned()), objects)
+    }
+
+    /// Starts two hosts like [`start`](Self::start); `tables` returns the lines of
+    /// `[objects.backend]` and `[registry]` of each.
+    ///
+    /// # Panics
+    /// If they do not start, or none leads.
+    #[must_use]
+    pub fn start_each(tables: impl Fn(usize) -> (String, String), objects: &str) -> Pair {
         let addresses = [free_port(), free_port()];
         let host = |host: usize| {
             let (node, address) = (NODES[host], addresses[host]);
+            let (backend, registry) = tables(host);
             let daemon = Daemon::start("cached", |_| {
                 format!(
                     "[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\

@@ -1,22 +1,23 @@
-//! Two hosts that elect one of them, with the store and the registry that they share.
+//! A pair of hosts with the store and the registry that they share, each behind relays.
 
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cached_tests::ceph::Cluster;
-use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
+use cached_tests::daemon::{Daemon, wait_for, write_secret};
 use cached_tests::outside::{find_program, skip};
+use cached_tests::pair::{LEASE_SECS, Pair};
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
-use cached_tests::server::bring_up;
+use cached_tests::server::{bring_up, free_port};
 
 use super::relay::Relay;
 
 /// The lease.
-pub(crate) const LEASE: Duration = Duration::from_secs(2);
+pub(crate) const LEASE: Duration = Duration::from_secs(LEASE_SECS);
 
 /// The store that the hosts share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,21 +36,18 @@ pub(crate) enum By {
 
 /// The running store.
 enum Behind {
-    Synapsed(Daemon),
+    Synapsed { address: SocketAddr, _daemon: Daemon },
     Rados(Cluster),
-    Versitygw(Endpoint, User),
+    Versitygw { _endpoint: Endpoint, address: SocketAddr, keys: tempfile::TempDir },
 }
 
 /// The hosts, and all that they use.
 pub(crate) struct Hosts {
-    /// The hosts; `None` only while one restarts.
-    daemons: [Option<Daemon>; 2],
-    /// The addresses at which they serve objects.
-    pub(crate) addresses: [String; 2],
+    pub(crate) pair: Pair,
     behind: Behind,
     /// Each host's way to the store, unless it is a cluster.
     to_store: Option<[Relay; 2]>,
-    etcd: Option<Etcd>,
+    _etcd: Option<Etcd>,
     to_etcd: Option<[Relay; 2]>,
 }
 
@@ -112,12 +110,16 @@ impl Behind {
     fn start(store: Store, test: &str) -> Option<Self> {
         let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
         Some(match store {
-            Store::Synapsed => Self::Synapsed(Daemon::start("synapsed", |place| {
-                format!(
-                    "backend = {{ kind = \"file\", path = \"{place}/store\", create = true }}\n\
-                     [synapse]\nlisten = [\"127.0.0.1:0\"]\n"
-                )
-            })),
+            Store::Synapsed => {
+                let address = free_port();
+                let daemon = Daemon::start("synapsed", |place| {
+                    format!(
+                        "backend = {{ kind = \"file\", path = \"{place}/store\", create = true }}\n\
+                         [synapse]\nlisten = [\"{address}\"]\n"
+                    )
+                });
+                Self::Synapsed { address, _daemon: daemon }
+            }
             Store::Rados => Self::Rados(Cluster::in_memory(test, parent)?),
             Store::Versitygw => {
                 let endpoint = Endpoint::start(Kind::Versitygw, test, parent)?;
@@ -126,24 +128,27 @@ impl Behind {
                 let bucket = Request { method: "PUT", path: "/objects".into(), ..Request::default() };
                 let made = Connection::to(endpoint.url()).ask(&bucket, &user).expect("an answer");
                 assert_eq!(made.status, 200, "{made:?}");
-                Self::Versitygw(endpoint, user)
+                let keys = tempfile::tempdir().expect("a directory");
+                let (id, secret) = (&user.access_key, &user.secret_key);
+                let text = format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
+                write_secret(&keys.path().join("credentials"), &text);
+                Self::Versitygw { address: address_of(endpoint.url()), _endpoint: endpoint, keys }
             }
         })
     }
 
     fn address(&self) -> Option<SocketAddr> {
         match self {
-            Self::Synapsed(daemon) => Some(address_of(&daemon.announced("listening on "))),
-            Self::Versitygw(endpoint, _) => Some(address_of(endpoint.url())),
+            Self::Synapsed { address, .. } | Self::Versitygw { address, .. } => Some(*address),
             Self::Rados(_) => None,
         }
     }
 
-    /// Returns the keys of `[objects.backend]`; `place` is the host's directory.
-    fn keys(&self, to: Option<&Relay>, place: &str) -> String {
+    /// Returns the lines of `[objects.backend]`.
+    fn keys(&self, to: Option<&Relay>) -> String {
         let to = to.map(|relay| relay.address.to_string()).unwrap_or_default();
         match self {
-            Self::Synapsed(_) => format!(
+            Self::Synapsed { .. } => format!(
                 "kind = \"synapse\"\naddress = \"{to}\"\nkeep_alive_ms = 500\npeer_timeout_ms = 1500\n\
                  connect_timeout_ms = 1500\nbackoff_ms_max = 200\n"
             ),
@@ -151,18 +156,11 @@ impl Behind {
                 "kind = \"rados\"\npool = \"cached\"\nconf = \"{}\"\nroot = \"pair\"\n",
                 cluster.conf().display()
             ),
-            Self::Versitygw(_, user) => {
-                let path = format!("{place}/credentials");
-                let keys = format!(
-                    "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n",
-                    user.access_key, user.secret_key
-                );
-                cached_tests::daemon::write_secret(path.as_ref(), &keys);
-                format!(
-                    "kind = \"s3\"\nbucket = \"objects\"\nprefix = \"pair\"\nendpoint = \"http://{to}\"\n\
-                     credentials_file = \"{path}\"\nallow_http = true\n"
-                )
-            }
+            Self::Versitygw { keys, .. } => format!(
+                "kind = \"s3\"\nbucket = \"objects\"\nprefix = \"pair\"\nendpoint = \"http://{to}\"\n\
+                 credentials_file = \"{}\"\nallow_http = true\n",
+                keys.path().join("credentials").display()
+            ),
         }
     }
 }
@@ -180,88 +178,44 @@ impl Hosts {
             By::Store => None,
         };
         let relays = |to: SocketAddr| [Relay::to(to), Relay::to(to)];
-        let (to_store, to_etcd) =
-            (behind.address().map(relays), etcd.as_ref().map(|etcd| relays(etcd.address)));
-        // Loopback addresses of this run, because clients know the ports before the hosts listen.
-        let [high, low] = (std::process::id() as u16).to_be_bytes();
-        let addresses = [0, 1].map(|host| format!("127.{high}.{low}.{}:11311", 10 + host));
-        let mut hosts = Self { daemons: [None, None], addresses, behind, to_store, etcd, to_etcd };
-        for host in 0..2 {
-            hosts.daemons[host] = Some(Daemon::spawn("cached", |place| hosts.configuration(host, place)));
-        }
-        Some(hosts)
-    }
-
-    fn configuration(&self, host: usize, place: &str) -> String {
-        let backend = self.behind.keys(self.to_store.as_ref().map(|relays| &relays[host]), place);
-        let registry = match &self.to_etcd {
-            Some(relays) => format!(
-                "kind = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"pair/\"\ntimeout_ms = 1000\n",
-                relays[host].address
-            ),
-            None => "kind = \"store\"\nnamespace = \"registry\"\ntimeout_ms = 1000\npoll_ms = 200\n".into(),
+        let to_store = behind.address().map(relays);
+        let to_etcd = etcd.as_ref().map(|etcd| relays(etcd.address));
+        let tables = |host: usize| {
+            let backend = behind.keys(to_store.as_ref().map(|relays| &relays[host]));
+            let registry = match &to_etcd {
+                Some(relays) => format!(
+                    "kind = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"pair/\"\ntimeout_ms = 1000\n",
+                    relays[host].address
+                ),
+                None => "kind = \"store\"\ntimeout_ms = 1000\npoll_ms = 200\n".into(),
+            };
+            (backend, registry)
         };
-        let address = &self.addresses[host];
-        format!(
-            "[objects]\nwrite = \"back\"\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
-             dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"64 KiB\"\ndirty_age_ms_max = 300\n\
-             shutdown_flush_secs = 20\n[objects.backend]\n{backend}\
-             [objects.election]\nnode = \"host-{host}\"\nlease_secs = {}\n[registry]\n{registry}\
-             [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n",
-            LEASE.as_secs()
-        )
+        let pair = Pair::start_each(tables, "write = \"back\"\ndirty_age_ms_max = 300\n");
+        Some(Self { pair, behind, to_store, _etcd: etcd, to_etcd })
     }
 
-    fn daemon(&self, host: usize) -> &Daemon {
-        self.daemons[host].as_ref().expect("it runs")
-    }
-
-    /// Returns the logs of both hosts, to be shown if a round fails.
+    /// Returns the last lines of both logs, to be shown if a round fails.
     pub(crate) fn logs(&self) -> String {
         let log = |host| {
-            let log = self.daemon(host).log();
+            let log = self.pair.host(host).log();
             let lines: Vec<&str> = log.lines().collect();
             format!("host {host}:\n{}", lines[lines.len().saturating_sub(30)..].join("\n"))
         };
         format!("{}\n{}", log(0), log(1))
     }
 
-    /// Returns the host that leads and its epoch, if one says so.
-    pub(crate) fn leader(&self) -> Option<(usize, u64)> {
-        let epoch = |host| {
-            let leads = self.daemon(host).metric("cached_leader") == Some(1.0);
-            let epoch = self.daemon(host).metric("cached_leader_epoch");
-            epoch.filter(|_| leads).map(|epoch| (host, epoch as u64))
-        };
-        // A host that has been stopped is asked first after it continues.
-        (0..2).filter_map(epoch).max_by_key(|(_, epoch)| *epoch)
-    }
-
     /// Waits until a host leads; returns it and its epoch.
     ///
     /// # Panics
     /// If none leads in time.
-    pub(crate) fn wait_for_leader(&self) -> (usize, u64) {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            if let Some(leader) = self.leader() {
-                return leader;
-            }
-            assert!(Instant::now() < deadline, "no host leads:\n{}", self.logs());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    pub(crate) fn signal(&self, host: usize, signal: i32) {
-        self.daemon(host).signal(signal);
-    }
-
-    /// Kills a host, waits for `pause`, and starts it again.
-    pub(crate) fn kill_and_restart(&mut self, host: usize, pause: Duration) {
-        self.signal(host, libc::SIGKILL);
-        std::thread::sleep(pause);
-        let daemon = self.daemons[host].take().expect("it runs");
-        self.daemons[host] = Some(daemon.restart("cached", libc::SIGKILL));
+    pub(crate) fn leader(&self) -> (usize, u64) {
+        wait_for("a leader with an epoch", || {
+            let leader = self.pair.leader();
+            let report = self.pair.report(leader);
+            // It may have lost the lead meanwhile.
+            report["epoch"].as_u64().filter(|_| report["role"] == "leader").map(|epoch| (leader, epoch))
+        })
     }
 
     /// Returns the relays between a host and its store or registry.
@@ -301,18 +255,5 @@ impl Hosts {
         cluster.dev("osd", &["0", "pause"]);
         std::thread::sleep(time);
         cluster.dev("osd", &["0", "resume"]);
-    }
-
-    /// Ends both hosts in order.
-    ///
-    /// # Panics
-    /// If one ends with an error.
-    pub(crate) fn end(mut self) {
-        let leader = self.wait_for_leader().0;
-        for host in [1 - leader, leader] {
-            let (status, log) = self.daemons[host].take().expect("it runs").end();
-            assert!(status.success(), "{status}: {log}");
-        }
-        drop(self.etcd.take());
     }
 }
