@@ -72,7 +72,7 @@ impl Pair {
             let daemon = Daemon::start("cached", |_| {
                 format!(
                     "[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
-                     dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"64 KiB\"\n{objects}\n\
+                     dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"256 KiB\"\n{objects}\n\
                      [objects.election]\nnode = \"{node}\"\nlease_secs = {LEASE_SECS}\n\
                      [objects.backend]\n{backend}\n[registry]\n{registry}\n\
                      [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
