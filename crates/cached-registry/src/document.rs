@@ -1,7 +1,6 @@
 //! Documents, conditional changes, leases and watched events: the values of the registry.
 
 use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use blocker::Timestamp;
@@ -46,14 +45,6 @@ impl Key {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl FromStr for Key {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Self::new(text)
     }
 }
 

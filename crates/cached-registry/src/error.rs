@@ -51,11 +51,3 @@ pub enum Error {
     #[error("the registry is damaged: {0}")]
     Corrupt(Reason),
 }
-
-impl Error {
-    /// Returns whether the same request may succeed later without a change of the request.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::OutcomeUnknown(_))
-    }
-}
