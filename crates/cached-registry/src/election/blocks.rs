@@ -432,6 +432,9 @@ impl BlockElection {
     fn has_won(&mut self, now: Timestamp, counter: u64) {
         let counted_from = if self.keeps(LeaseRule::CountFromBefore) { self.began } else { now };
         let until = counted_from + serving(self.lease());
+        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+            self.lose(now);
+        }
         match &mut self.tenure {
             Some(tenure) if !matches!(tenure.claim, Claim::Fenced(_)) => tenure.until = until,
             other => *other = Some(Tenure::new(counter, until, self.used)),
@@ -439,8 +442,11 @@ impl BlockElection {
         (self.renew_at, self.look_at) = (self.began + self.epoch_time, NEVER);
     }
 
+    /// Ends the leadership. The node leads again only with a higher epoch, which fences off what it has
+    /// sent before.
     fn lose(&mut self, now: Timestamp) {
-        (self.tenure, self.renew_at, self.look_at) = (None, NEVER, now);
+        self.used = self.used.max(self.tenure.take().map_or(0, |tenure| tenure.epoch.0));
+        (self.renew_at, self.look_at) = (NEVER, now);
         if self.release.take().is_some() {
             self.resting_until = now + self.lease();
         }

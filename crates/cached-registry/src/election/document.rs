@@ -390,6 +390,9 @@ impl DocumentElection {
         }
         let counted_from = if self.keeps(LeaseRule::CountFromBefore) { began } else { now };
         let until = counted_from + serving(self.lease);
+        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+            self.lose(now);
+        }
         match &mut self.tenure {
             Some(tenure) if tenure.epoch.0 == document.epoch => tenure.until = until,
             other => *other = Some(Tenure::new(document.epoch, until, self.used)),
@@ -398,8 +401,11 @@ impl DocumentElection {
         self.look_at = NEVER;
     }
 
+    /// Ends the leadership. A renewal under way may still land, so its epoch counts as used: the host
+    /// leads again only with a higher one, which fences off what it has sent before.
     fn lose(&mut self, now: Timestamp) {
-        (self.tenure, self.renew_at, self.look_at) = (None, NEVER, now);
+        self.used = self.used.max(self.tenure.take().map_or(0, |tenure| tenure.epoch.0));
+        (self.renew_at, self.look_at) = (NEVER, now);
         if self.release.take().is_some() {
             self.resting_until = now + self.lease;
         }
@@ -535,6 +541,26 @@ mod tests {
         assert_eq!(takes(&mut a, at(1), found.clone()), None);
         assert_eq!(takes(&mut c, at(1), found.clone()), None);
         assert_eq!(takes(&mut b, at(1), found).unwrap().epoch, 2);
+    }
+
+    #[test]
+    fn a_renewal_that_lands_after_the_lease_begins_a_leadership_with_a_higher_epoch() {
+        for sees_the_lapse in [false, true] {
+            let mut a = host("a", 1);
+            lead(&mut a, at(100), 7);
+            assert!(matches!(a.next(at(106)), Action::Do(DocumentOp::Write(..))));
+            if sees_the_lapse {
+                a.next(at(120));
+            }
+            a.written(at(121), Written::Done(Revision(8)));
+            assert_eq!(a.role(at(121)), Role::Taking(Epoch(1)));
+            let Action::Do(DocumentOp::Write(document, Expect::At(Revision(8)))) = a.next(at(121)) else {
+                panic!("a document is expected")
+            };
+            assert_eq!(document.epoch, 2);
+            a.written(at(121), Written::Done(Revision(9)));
+            assert_eq!(a.next(at(121)), Action::Claim(Epoch(2)));
+        }
     }
 
     #[test]

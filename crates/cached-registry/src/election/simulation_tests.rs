@@ -4,7 +4,7 @@
 //! `CACHED_TEST_TIMES=n` multiplies the number of seeds.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use blocker::{Epoch, Timestamp, WriterId};
@@ -47,6 +47,8 @@ struct Host<S: Subject> {
     wakes: u64,
     paused_until: u64,
     flight: Option<Flight<S>>,
+    /// The epoch with which the host serves.
+    leads: Option<Epoch>,
 }
 
 struct Flight<S: Subject> {
@@ -68,6 +70,8 @@ struct World<S: Subject> {
     strays: Vec<Option<(usize, S::Op, Timestamp)>>,
     outcomes: Vec<Claimed>,
     led: BTreeMap<Epoch, WriterId>,
+    /// The epochs of leaderships that have ended.
+    ended: BTreeSet<Epoch>,
     /// Breaks a rule of each machine.
     break_rule: fn(&mut S),
     problem: Option<String>,
@@ -90,6 +94,7 @@ impl<S: Subject> World<S> {
             wakes: 0,
             paused_until: 0,
             flight: None,
+            leads: None,
         });
         let hosts = hosts.collect();
         let mut world = Self {
@@ -103,6 +108,7 @@ impl<S: Subject> World<S> {
             strays: Vec::new(),
             outcomes: Vec::new(),
             led: BTreeMap::new(),
+            ended: BTreeSet::new(),
             break_rule,
             problem: None,
             traces,
@@ -331,7 +337,14 @@ impl<S: Subject> World<S> {
     fn check(&mut self) {
         let mut serving = None;
         for node in 0..self.hosts.len() {
-            let Role::Leader(epoch, _) = self.role(node) else { continue };
+            let role = self.role(node);
+            let led = self.hosts[node].leads.take();
+            self.ended.extend(led.filter(|led| !matches!(role, Role::Leader(epoch, _) if epoch == *led)));
+            let Role::Leader(epoch, _) = role else { continue };
+            self.hosts[node].leads = Some(epoch);
+            if self.ended.contains(&epoch) {
+                self.problem = Some(format!("host {node} leads with epoch {epoch} again"));
+            }
             if let Some(other) = serving.replace(node) {
                 self.problem = Some(format!("hosts {other} and {node} serve at the same time"));
             }
