@@ -197,6 +197,12 @@ fn a_live_upgrade_of_the_leader_keeps_the_lead_at_its_host() {
     assert!(pair.report(leader)["epoch"].as_u64() > epoch);
     assert_eq!(pair.client(leader).read("ns/a"), Ok(Some(b"before".to_vec())));
     assert!(!is_listening(pair.addresses[1 - leader]), "the other host has not led");
+
+    // The harness ends only the first process.
+    let (code, text) = pair.host(leader).cachectl(&["drain"]);
+    assert_eq!(code, 0, "{text}");
+    let admin = pair.host(leader).admin.parse().expect("an address");
+    wait_for("the next process ends", || (!is_listening(admin)).then_some(()));
 }
 
 #[test]
