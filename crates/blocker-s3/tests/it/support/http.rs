@@ -16,9 +16,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,8 +191,11 @@ impl Double {
     /// Waits until `count` requests are held.
     pub(crate) fn wait_held(&self, count: usize) {
         let mut state = self.state.0.lock();
+        let deadline = Instant::now() + DEADLINE;
         while state.held < count {
-            self.state.1.wait(&mut state);
+            // Whoever was to send the request may have failed; the end of the test shows how.
+            let waited = self.state.1.wait_until(&mut state, deadline);
+            assert!(!waited.timed_out(), "{} requests are held, not {count}", state.held);
         }
     }
 
