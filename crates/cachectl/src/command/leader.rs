@@ -5,6 +5,7 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::command::Call;
+use crate::command::volume::date;
 use crate::output::Failure;
 use std::fmt::Write as _;
 
@@ -71,7 +72,8 @@ fn part(of: &Value) -> String {
         },
     };
     // Writing to a String cannot fail.
-    let _ = write!(shown, "\nsince {}: {}", of["since_unix_ms"], text(&of["reason"]));
+    let since = date(of["since_unix_ms"].as_u64().unwrap_or(0) / 1000);
+    let _ = write!(shown, "\nsince {since}: {}", text(&of["reason"]));
     if let Some(error) = of["registry_error"].as_str() {
         let _ = write!(shown, "\nthe registry: {error}");
     }

@@ -390,7 +390,7 @@ fn problems(of: &Value) -> (u64, bool) {
 }
 
 /// Returns a time in seconds since 1970 as a date.
-fn date(unix_secs: u64) -> String {
+pub(crate) fn date(unix_secs: u64) -> String {
     /// The last second of the year 9999, after which there is no such date.
     const UNIX_SECS_MAX: u64 = 253_402_300_799;
     let since = Duration::from_secs(unix_secs.min(UNIX_SECS_MAX));
