@@ -13,9 +13,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use synapse::{Address, SynapseBlocker};
 
-/// The lease of the hosts, in seconds.
-pub const LEASE_SECS: u64 = 2;
-
 /// The names of the hosts.
 pub const NODES: [&str; 2] = ["one", "two"];
 
@@ -48,14 +45,15 @@ pub fn backend(store: &Daemon) -> String {
 }
 
 impl Pair {
-    /// Starts two hosts over a store; `backend` and `registry` are the lines of these tables, and
-    /// `objects` further lines of `[objects]`. Waits until one of them leads.
+    /// Starts two hosts over a store, with a lease of `lease_secs` seconds; `backend` and `registry` are
+    /// the lines of these tables, and `objects` further lines of `[objects]`. Waits until one of them
+    /// leads.
     ///
     /// # Panics
     /// If they do not start, or none leads.
     #[must_use]
-    pub fn start(backend: &str, registry: &str, objects: &str) -> Pair {
-        Pair::start_each(|_| (backend.to_owned(), registry.to_owned()), objects)
+    pub fn start(lease_secs: u64, backend: &str, registry: &str, objects: &str) -> Pair {
+        Pair::start_each(lease_secs, |_| (backend.to_owned(), registry.to_owned()), objects)
     }
 
     /// Starts two hosts like [`start`](Self::start); `tables` returns the lines of
@@ -64,7 +62,11 @@ impl Pair {
     /// # Panics
     /// If they do not start, or none leads.
     #[must_use]
-    pub fn start_each(tables: impl Fn(usize) -> (String, String), objects: &str) -> Pair {
+    pub fn start_each(
+        lease_secs: u64,
+        tables: impl Fn(usize) -> (String, String),
+        objects: &str,
+    ) -> Pair {
         let addresses = [free_port(), free_port()];
         let host = |host: usize| {
             let (node, address) = (NODES[host], addresses[host]);
@@ -73,7 +75,7 @@ impl Pair {
                 format!(
                     "[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
                      dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"256 KiB\"\n{objects}\n\
-                     [objects.election]\nnode = \"{node}\"\nlease_secs = {LEASE_SECS}\n\
+                     [objects.election]\nnode = \"{node}\"\nlease_secs = {lease_secs}\n\
                      [objects.backend]\n{backend}\n[registry]\n{registry}\n\
                      [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
                 )

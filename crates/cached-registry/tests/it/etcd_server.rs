@@ -38,9 +38,10 @@ pub(crate) fn is_installed(test: &str) -> bool {
     false
 }
 
-/// Returns a port that nothing uses.
+/// Returns a port that nothing uses, below those of outgoing connections.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(|| rand::random_range(10_000..20_000)).find(is_free).unwrap()
 }
 
 impl Etcd {
@@ -137,13 +138,22 @@ fn spawn(dir: &Path, url: &str, name: &str, peer: &str, cluster: &str, uses_tls:
     command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
     command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
     command.args(["--initial-cluster", cluster]);
-    // etcd's shortest lease is one and a half times its election timeout.
-    command.args(["--heartbeat-interval", "20", "--election-timeout", "200"]);
+    // etcd's shortest lease is one and a half times its election timeout. Members that wait for each
+    // other on a busy machine need more time.
+    let (heartbeat, election) = if cluster.contains(',') { ("100", "1000") } else { ("20", "200") };
+    command.args(["--heartbeat-interval", heartbeat, "--election-timeout", election]);
     if uses_tls {
         command.arg("--cert-file").arg(dir.join("cert.pem"));
         command.arg("--key-file").arg(dir.join("key.pem"));
     }
     // A process group of its own, so that an interrupt from the terminal does not end it first.
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).process_group(0);
+    // SAFETY: prctl is async-signal-safe and touches no memory of ours.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
     command.spawn().unwrap()
 }

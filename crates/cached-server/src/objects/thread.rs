@@ -222,6 +222,8 @@ impl ObjectThread {
                         let has_left = outcome.is_ok();
                         request.answer(outcome);
                         if has_left {
+                            // Clients go to the other host at once.
+                            self.control.listening().close();
                             return Closed::Left;
                         }
                     }

@@ -362,7 +362,8 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
                 match end {
                     End::Closed => return connection.send_goodbye().await,
                     End::Broken(error) => {
-                        if !connection.is_proven {
+                        // Another server may have taken over; if not, it refuses at once.
+                        if !connection.is_proven || shared.is_current(connection.instance) {
                             shared.leave(connection.server);
                         }
                         shared.lane_down(&error);

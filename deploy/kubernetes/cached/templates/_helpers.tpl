@@ -293,6 +293,8 @@ upstream_secret_file = "/run/secrets/cached/s3-upstream/secret"
 {{- $chunks := mul (int .Values.objects.objectMiBMax) 4 -}}
 {{- $objects := div (mul (int .Values.objects.countMax) (add 350 (mul $chunks 280))) 1048576 -}}
 {{- $sum = add $sum $memory (div (mul $memory 24) 4096) $objects (int .Values.objects.backendMiB) 2 -}}
+{{- /* The election has a connection to the store of its own. */ -}}
+{{- if .Values.objects.election.enabled }}{{ $sum = add $sum (int .Values.objects.backendMiB) }}{{ end -}}
 {{- with .Values.objects.http -}}
 {{- /* A connection's 80 KiB and four heads of 16 KiB. */ -}}
 {{- if .enabled }}{{ $sum = add $sum (int .bytesMiBMax) (div (mul (int .connectionsMax) 144) 1024) 1 }}{{ end -}}

@@ -9,7 +9,7 @@ use std::time::Duration;
 use cached_tests::ceph::Cluster;
 use cached_tests::daemon::{Daemon, wait_for, write_secret};
 use cached_tests::outside::{find_program, skip};
-use cached_tests::pair::{LEASE_SECS, Pair};
+use cached_tests::pair::Pair;
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
 use cached_tests::server::{bring_up, free_port};
@@ -17,7 +17,7 @@ use cached_tests::server::{bring_up, free_port};
 use super::relay::Relay;
 
 /// The lease.
-pub(crate) const LEASE: Duration = Duration::from_secs(LEASE_SECS);
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
 /// The store that the hosts share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -191,7 +191,7 @@ impl Hosts {
             };
             (backend, registry)
         };
-        let pair = Pair::start_each(tables, "write = \"back\"\ndirty_age_ms_max = 300\n");
+        let pair = Pair::start_each(LEASE.as_secs(), tables, "write = \"back\"\ndirty_age_ms_max = 300\n");
         Some(Self { pair, behind, to_store, _etcd: etcd, to_etcd })
     }
 
