@@ -62,11 +62,7 @@ impl Pair {
     /// # Panics
     /// If they do not start, or none leads.
     #[must_use]
-    pub fn start_each(
-        lease_secs: u64,
-        tables: impl Fn(usize) -> (String, String),
-        objects: &str,
-    ) -> Pair {
+    pub fn start_each(lease_secs: u64, tables: impl Fn(usize) -> (String, String), objects: &str) -> Pair {
         let addresses = [free_port(), free_port()];
         let host = |host: usize| {
             let (node, address) = (NODES[host], addresses[host]);

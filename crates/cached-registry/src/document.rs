@@ -206,7 +206,7 @@ pub struct Lease {
     pub id: LeaseId,
     /// The time for which the registry keeps the lease after a renewal.
     pub duration: Duration,
-    /// The time until which the holder may rely on the lease, on [`BootClock`](crate::BootClock): two
+    /// The time until which the holder may rely on the lease, on `CLOCK_BOOTTIME`: two
     /// thirds of its duration after the last renewal was *sent*.
     pub until: Timestamp,
 }

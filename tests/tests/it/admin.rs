@@ -533,6 +533,8 @@ fn the_reference_names_every_metric() {
         "cached_tls_certificates_",
         "cached_namespace_bytes",
         "cached_restart_",
+        // A test of the election compares these metrics.
+        "cached_leader",
         // A test of volumes compares these metrics.
         "cached_volume",
         "cached_nbd_",

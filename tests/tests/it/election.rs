@@ -7,6 +7,7 @@ use cached_tests::http;
 use cached_tests::outside::text;
 use cached_tests::pair::{self, Client, NODES, Pair, is_listening};
 use cached_tests::program::workspace_programs;
+use cached_tests::reference;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,6 +68,8 @@ fn one_host_serves_and_the_other_takes_over_with_all_that_is_stored() {
     assert_eq!(status, 503, "{body}");
     assert!(body.contains(&line), "{body}");
     assert_eq!(http::get(&pair.host(standby).admin, "/livez").0, 200);
+    let (_, metrics) = http::get(&pair.host(leader).admin, "/metrics");
+    reference::compare(&metrics, |name| name.starts_with("cached_leader"), |_| false);
     assert_eq!(pair.host(leader).metric("cached_leader"), Some(1.0));
     assert_eq!(pair.host(standby).metric("cached_leader"), Some(0.0));
     assert_eq!(pair.host(leader).metric("cached_leader_changes_total{reason=\"granted\"}"), Some(1.0));

@@ -24,7 +24,7 @@ use blocker::{Epoch, Timestamp};
 
 use super::elector::Cause;
 use super::tenure::{Claim, Tenure};
-use super::{Action, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use super::{Action, CLAIMS_FAILED_MAX, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
 use crate::agreement::{Agreement, Block, Step, Usurped, highest_vote, latest_epoch};
 
 /// The value of an epoch in which the leader has stepped down for any other node.
@@ -119,6 +119,8 @@ pub(crate) struct BlockElection {
     began: Timestamp,
     tenure: Option<Tenure>,
     asked: Option<Epoch>,
+    /// The number of failed claims since the last other one.
+    claims_failed: u32,
     /// The highest epoch that the store is known to have used.
     used: u64,
     /// The requested successor, until it is written.
@@ -150,6 +152,7 @@ impl BlockElection {
             began: Timestamp(0),
             tenure: None,
             asked: None,
+            claims_failed: 0,
             used: 0,
             release: None,
             resting_until: Timestamp(0),
@@ -337,6 +340,10 @@ impl BlockElection {
         }
         if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
             tenure.claimed(outcome, retry);
+            self.claims_failed = if outcome == Claimed::Failed { self.claims_failed + 1 } else { 0 };
+            if self.claims_failed == CLAIMS_FAILED_MAX {
+                (self.claims_failed, self.release) = (0, Some(NOBODY));
+            }
         }
     }
 
@@ -434,6 +441,9 @@ impl BlockElection {
         let until = counted_from + serving(self.lease());
         if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
             self.lose(now);
+        }
+        if self.tenure.is_none() && now < self.resting_until {
+            return;
         }
         match &mut self.tenure {
             Some(tenure) if !matches!(tenure.claim, Claim::Fenced(_)) => tenure.until = until,

@@ -30,6 +30,9 @@ pub(super) struct Candidates {
 
 const PREFIX: &str = "candidates/";
 
+/// The maximum number of candidates that are kept.
+const CANDIDATES_MAX: usize = 64;
+
 impl Candidates {
     /// Returns the candidates of an election in which this host is `me`.
     ///
@@ -92,8 +95,17 @@ impl Candidates {
         if found.as_ref().is_some_and(|found| found.value == value) {
             return Ok(());
         }
+        let mut changes = Vec::new();
+        if found.is_none() {
+            // Hosts whose names change leave documents behind.
+            let known = self.registry.list(PREFIX).await?.documents;
+            let oldest = known.iter().min_by_key(|document| document.revision);
+            let oldest = oldest.filter(|_| known.len() >= CANDIDATES_MAX);
+            changes.extend(oldest.map(|oldest| Change::remove(oldest.key.clone(), oldest.revision)));
+        }
         let expect = found.map_or(Expect::Absent, |found| Expect::At(found.revision));
-        self.registry.change_if(&[Change::put(self.key.clone(), expect, value)]).await.map(drop)
+        changes.push(Change::put(self.key.clone(), expect, value));
+        self.registry.change_if(&changes).await.map(drop)
     }
 
     async fn refresh(&self) -> Result<()> {

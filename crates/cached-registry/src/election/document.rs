@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::tenure::{Claim, Tenure};
-use super::{Action, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use super::{Action, CLAIMS_FAILED_MAX, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
 use crate::document::{Expect, Revision};
 
 /// A host that may lead.
@@ -139,6 +139,8 @@ pub(crate) struct DocumentElection {
     tenure: Option<Tenure>,
     /// The epoch that the store is being asked for.
     asked: Option<Epoch>,
+    /// The number of failed claims since the last other one.
+    claims_failed: u32,
     /// The highest epoch that the store is known to have used.
     used: u64,
     /// The requested release, until it is written.
@@ -186,6 +188,7 @@ impl DocumentElection {
             unresolved: None,
             tenure: None,
             asked: None,
+            claims_failed: 0,
             used: 0,
             release: None,
             resting_until: Timestamp(0),
@@ -323,6 +326,10 @@ impl DocumentElection {
         }
         if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
             tenure.claimed(outcome, now + retry_delay(self.lease));
+            self.claims_failed = if outcome == Claimed::Failed { self.claims_failed + 1 } else { 0 };
+            if self.claims_failed == CLAIMS_FAILED_MAX {
+                (self.claims_failed, self.release) = (0, Some(Release::Anyone));
+            }
         }
     }
 
@@ -332,15 +339,20 @@ impl DocumentElection {
         let Some(tenure) = &self.tenure else {
             let at = self.take_at();
             let epoch = current.map_or(0, |document| document.epoch).max(self.used);
-            return if now >= at { Ok(self.me.document(epoch + 1, 0)) } else { Err(at) };
+            // Without a higher epoch nobody can lead any more.
+            let Some(epoch) = epoch.checked_add(1) else { return Err(NEVER) };
+            return if now >= at { Ok(self.me.document(epoch, 0)) } else { Err(at) };
         };
-        let renewal = current.map_or(0, |document| document.renewal) + 1;
+        let renewal = current.map_or(0, |document| document.renewal).wrapping_add(1);
         match (&self.release, tenure.claim) {
             (Some(release), _) => {
                 let document = self.me.document(tenure.epoch.0, renewal);
                 Ok(LeaderDocument { release: Some(release.clone()), ..document })
             }
-            (None, Claim::Fenced(_)) => Ok(self.me.document(self.used.max(tenure.epoch.0) + 1, 0)),
+            (None, Claim::Fenced(_)) => {
+                let epoch = self.used.max(tenure.epoch.0).checked_add(1).ok_or(NEVER)?;
+                Ok(self.me.document(epoch, 0))
+            }
             _ if now >= self.renew_at => Ok(self.me.document(tenure.epoch.0, renewal)),
             _ => Err(self.renew_at),
         }
@@ -392,6 +404,10 @@ impl DocumentElection {
         let until = counted_from + serving(self.lease);
         if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
             self.lose(now);
+        }
+        if self.tenure.is_none() && now < self.resting_until {
+            self.look_at = now;
+            return;
         }
         match &mut self.tenure {
             Some(tenure) if tenure.epoch.0 == document.epoch => tenure.until = until,

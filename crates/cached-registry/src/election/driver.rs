@@ -150,7 +150,13 @@ impl<M: Machine> Driver<M> {
                 () = shared.was_fenced.notified() => self.fenced(Epoch(shared.fenced.load(Ordering::Acquire))),
                 request = self.parts.requests.recv() => match request {
                     Some(request) => self.step_down(request),
-                    None => return Ok(()),
+                    None => {
+                        // The next process of this host must not meet an operation of this one.
+                        if operation.is_some() {
+                            output(&mut operation).await;
+                        }
+                        return Ok(());
+                    }
                 },
                 reply = output(&mut operation) => {
                     operation = None;
@@ -245,7 +251,10 @@ impl<M: Machine> Driver<M> {
             }
             (Role::Taking(epoch), Part::Taking(old)) if epoch == *old => None,
             (Role::Taking(epoch), Part::Standby { .. }) => Some((Part::Taking(epoch), self.vacancy)),
-            (Role::Taking(epoch), _) => Some((Part::Taking(epoch), Cause::Fenced)),
+            (Role::Taking(epoch), Part::Leading { .. }) => {
+                Some((Part::Taking(epoch), self.ending.take().unwrap_or(Cause::Lapsed)))
+            }
+            (Role::Taking(epoch), Part::Taking(_)) => Some((Part::Taking(epoch), Cause::Fenced)),
             (Role::Standby, Part::Standby { leader: old }) => {
                 let leader = self.other_leader(now);
                 let key = |leader: &LeaderDocument| (leader.epoch, leader.writer, leader.node.clone());

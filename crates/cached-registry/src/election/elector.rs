@@ -232,6 +232,15 @@ impl Elector {
         self.shared.was_fenced.notify_one();
     }
 
+    /// Checks whether a leader can step down for `to`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no candidate has the successor's name; those of
+    /// [`Registry::list`](crate::Registry::list).
+    pub async fn check(&self, to: &Release) -> Result<()> {
+        self.candidates.successor(to).await.map(drop)
+    }
+
     /// Makes this host step down, after it has stored all changes. Its lease ends at once; this
     /// returns when the release is written, or when the lease would have ended. For the duration of a
     /// lease this process then leaves the lead to others; with [`Release::To`] and this host's own

@@ -16,12 +16,12 @@
 //! | module | content |
 //! |---|---|
 //! | `tenure` | one leadership: its epoch, its time, its claim |
-//! | `document` | [`DocumentElection`]: the lease is a document, renewed by compare-and-set |
-//! | `blocks` | [`BlockElection`]: the lease is an epoch of the [agreement](crate::agreement) on plain blocks |
+//! | `document` | `DocumentElection`: the lease is a document, renewed by compare-and-set |
+//! | `blocks` | `BlockElection`: the lease is an epoch of the agreement on plain blocks |
 //!
-//! A driver calls `next`, executes the [`Action`], and reports the outcome by the method that the
+//! A driver calls `next`, executes the `Action`, and reports the outcome by the method that the
 //! action names; then it calls `next` again. At most one operation of the registry is under way at a
-//! time, and at most one claim beside it. All times are those of [`BootClock`](crate::BootClock),
+//! time, and at most one claim beside it. All times are those of `CLOCK_BOOTTIME`,
 //! read by the driver.
 
 mod blocks;
@@ -90,6 +90,10 @@ pub const LEASE_MIN: Duration = Duration::from_secs(1);
 
 /// The end of time.
 const NEVER: Timestamp = Timestamp(u64::MAX);
+
+/// The number of failed claims after which a host leaves the lease to others, which may reach the
+/// store: those of two leases.
+const CLAIMS_FAILED_MAX: u32 = 40;
 
 /// Returns the time for which a leader serves after it began to renew a lease of `lease`.
 fn serving(lease: Duration) -> Duration {

@@ -115,6 +115,7 @@ pub struct Objects {
 }
 
 /// What is open before the threads run.
+#[expect(clippy::large_enum_variant, reason = "a process has one")]
 enum Open {
     Cache(OpenObjects),
     /// A cache is opened when this host leads.

@@ -336,6 +336,10 @@ impl ObjectThread {
         let unstored = |error: blocker::Error| format!("the store does not accept dirty data: {error}");
         let mut wanted = wanted.clone();
         let now = *wanted.borrow();
+        // Before any client is disconnected.
+        if let Some((candidacy, Some(to))) = &successor {
+            candidacy.check(to).await?;
+        }
         tokio::select! {
             flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,
             _ = other_than(now, &mut wanted) => return Err("this process ends".into()),

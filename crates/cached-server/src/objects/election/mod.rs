@@ -79,6 +79,8 @@ pub(super) struct Candidacy {
     standing: Standing,
     pub(super) elector: Elector,
     pub(super) now: watch::Receiver<Now>,
+    /// The epoch of the last leadership for which there was a cache.
+    led: Epoch,
     /// The namespace of the registry, if the registry is in the store.
     records: Option<Namespace>,
     /// Whether a cache of an earlier leadership may still store something.
@@ -189,6 +191,7 @@ impl Standing {
         Ok(Candidacy {
             standing: self.clone(),
             now: elector.watch(),
+            led: Epoch(0),
             elector,
             records,
             is_storing,
@@ -233,7 +236,8 @@ impl Claims {
         if self.storing.wait_for(|is_storing| !is_storing).await.is_err() {
             return Claimed::Failed;
         }
-        let found = match self.store.control().namespaces().await {
+        let listed = tokio::time::timeout(CLAIM_TIMEOUT, self.store.control().namespaces().into_future());
+        let found = match listed.await.unwrap_or(Err(Error::DeadlinePassed)) {
             Ok(found) => found,
             // Each namespace is claimed before its first use in any case.
             Err(Error::Unsupported(_)) => Vec::new(),
@@ -339,7 +343,10 @@ impl Candidacy {
             }
             let now = self.now.borrow_and_update().clone();
             match now.part {
+                // A second cache with the stamps of an earlier one could store nothing.
+                Part::Leading { epoch, .. } if epoch <= self.led => self.elector.fenced(epoch),
                 Part::Leading { epoch, writer, lease } if lease.holds() => {
+                    self.led = epoch;
                     let leadership = Leadership { epoch, writer, records: self.records.clone() };
                     return Next::Lead(Tenure { leadership, lease });
                 }
@@ -392,6 +399,17 @@ impl Candidacy {
                     return Waited::Lost;
                 },
             }
+        }
+    }
+
+    /// Checks whether this host can step down for `to`.
+    ///
+    /// # Errors
+    /// One line.
+    pub(super) async fn check(&self, to: &Release) -> Result<(), String> {
+        match tokio::time::timeout(STEP_TIMEOUT, self.elector.check(to)).await {
+            Ok(outcome) => outcome.map_err(|error| error.to_string()),
+            Err(_) => Err("the registry does not answer in time".into()),
         }
     }
 
