@@ -175,7 +175,7 @@ impl LiveObjects {
 
 static DESCRIPTORS_MAX: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the number of descriptors that the process may need; 0 before the start has set it.
+/// Returns the largest number of descriptors that the process has been said to need; 0 before the start has set it.
 #[must_use]
 pub fn descriptors_max() -> u64 {
     DESCRIPTORS_MAX.load(Ordering::Relaxed)
@@ -184,7 +184,8 @@ pub fn descriptors_max() -> u64 {
 /// Raises the limit of open files to `wanted`, which the process may need, or as far as the system
 /// allows. Returns the new limit.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
-    DESCRIPTORS_MAX.store(wanted, Ordering::Relaxed);
+    // A reload may ask for the needs of one listener only.
+    DESCRIPTORS_MAX.fetch_max(wanted, Ordering::Relaxed);
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
     if current >= wanted {

@@ -278,7 +278,7 @@ fn is_secret(key: &str) -> bool {
 /// Returns text without the users in URLs, and without the first secret in the form `NAME=VALUE`,
 /// as in a store's text form, and all that follows: a secret may contain any character.
 fn without_secrets(text: &str) -> String {
-    let name = |end| text[..end].rsplit([',', ';', '&', '?', ' ']).next().unwrap_or_default();
+    let name = |end| text[..end].rsplit([',', ';', '&', '?', '/']).next().unwrap_or_default();
     match text.match_indices('=').find(|&(end, _)| is_secret(name(end))) {
         Some((end, _)) => without_users(&text[..=end]) + NOT_SHOWN,
         None => without_users(text),

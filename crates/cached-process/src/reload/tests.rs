@@ -103,6 +103,9 @@ fn secrets_are_not_shown() {
 fn no_configuration_shows_a_secret() {
     let text = r#"
         backend = "rados:vm,id=u,librados.key=hidden,hidden==,x=hidden"
+        spaced = "rados:vm,librados.key =hidden"
+        other = "rados:vm,librados.my option=hidden"
+        path = "/run/secrets/env=prod/tls.pem"
         store = "s3:b,endpoint=https://hidden:hidden@h:9000,credentials_file=/aws,profile=p"
         listen = ["127.0.0.1:1", "http://hidden@h:2/x,https://hidden:hid://@den@h:3"]
         [objects.backend]
@@ -150,6 +153,7 @@ fn no_configuration_shows_a_secret() {
     for (key, right) in [
         ("backend", "rados:vm,id=u,librados.key=(not shown)"),
         ("store", "s3:b,endpoint=https://(not shown)@h:9000,credentials_file=/aws,profile=p"),
+        ("path", "/run/secrets/env=prod/tls.pem"),
         ("objects.backend.keyring", "/ring"),
         ("s3.upstream", "http://(not shown)@h:4/x"),
         ("s3.upstream_secret_file", "/secret"),

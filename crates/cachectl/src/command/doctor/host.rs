@@ -142,7 +142,10 @@ pub(super) fn limits(settings: &Settings, status: &Value, process: &Process) -> 
     let counts = &status["process"];
     let [needed, limit, open] = [&status["descriptors_max"], &counts["max_fds"], &counts["open_fds"]]
         .map(|count| count.as_u64().unwrap_or(0));
-    let mut checks = vec![descriptors(needed, limit, open)];
+    let mut checks = vec![match needed {
+        0 => Check::warning("descriptors", "not checked: the server does not report how many it may need"),
+        _ => descriptors(needed, limit, open),
+    }];
     let machine = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let machine = machine.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let machine = machine.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
