@@ -1,9 +1,9 @@
 //! Python packages for a test, in a separate virtual environment.
 
 use crate::outside;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
@@ -14,9 +14,9 @@ const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 /// # Errors
 /// The reason why there is no environment: missing Python, or the installer's output.
 pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, String> {
-    // Concurrent tests may need the same environment.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    // Concurrent tests, also of other processes, may need the same environment, and all need pip.
+    let lock = File::create(environment.with_file_name("python.lock")).map_err(|error| error.to_string())?;
+    lock.lock().map_err(|error| error.to_string())?;
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
     let programs = environment.join("bin");
     // Written last, so that an interrupted installation is repeated.
@@ -24,33 +24,30 @@ pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, Strin
     if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(programs);
     }
+    let mut version = Command::new(place_of_pip(environment).join("bin/pip"));
+    if !version.arg("--version").output().is_ok_and(|it| it.status.success()) {
+        make(&place_of_pip(environment), &[])?;
+    }
     make(environment, &["--without-pip"])?;
-    outside::fetch(pip(environment)?.arg("install").arg("--requirement").arg(requirements), INSTALL_DEADLINE)
+    outside::fetch(pip(environment).arg("install").arg("--requirement").arg(requirements), INSTALL_DEADLINE)
         .map_err(|why| format!("cannot install what {} lists: {why}", requirements.display()))?;
     std::fs::write(&done, wanted).map_err(|error| error.to_string())?;
     Ok(programs)
 }
 
-/// Returns pip, which installs into the environment at `environment`.
-///
-/// # Errors
-/// The reason why there is no pip.
-pub fn pip(environment: &Path) -> Result<Command, String> {
-    // One for all environments, because to install pip takes longer than most packages.
-    static PIP: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let own = PIP.get_or_init(|| {
-        let own = environment.with_file_name("pip");
-        let pip = own.join("bin/pip");
-        let answers = || Command::new(&pip).arg("--version").output().is_ok_and(|it| it.status.success());
-        if !answers() {
-            make(&own, &[])?;
-        }
-        Ok(pip)
-    });
-    let mut pip = Command::new(own.as_ref().map_err(Clone::clone)?);
+/// Returns pip, which installs into the environment at `environment`; [`install`] provides it.
+#[must_use]
+pub fn pip(environment: &Path) -> Command {
+    let mut pip = Command::new(place_of_pip(environment).join("bin/pip"));
     pip.arg("--python").arg(environment.join("bin/python"));
     pip.args(["--quiet", "--disable-pip-version-check"]);
-    Ok(pip)
+    pip
+}
+
+/// Returns the environment of pip: one for all others, because to install pip takes longer than most
+/// packages.
+fn place_of_pip(environment: &Path) -> PathBuf {
+    environment.with_file_name("pip")
 }
 
 fn make(environment: &Path, options: &[&str]) -> Result<(), String> {

@@ -40,8 +40,7 @@ fn python_package_whole() {
         Err(why) => return outside::skip("python_package_whole", &why),
     };
     let installed = tempfile::tempdir().expect("a temporary directory");
-    let mut pip = cached_tests::python::pip(environment.parent().expect("the directory of programs"))
-        .expect("the pip that installed the environment");
+    let mut pip = cached_tests::python::pip(environment.parent().expect("the environment"));
     pip.current_dir(package()).args(["install", "--no-deps", "--no-build-isolation", "--target"]);
     pip.arg(installed.path()).arg(".");
     fetch(&mut pip, DEADLINE).expect("the package is built and installed");

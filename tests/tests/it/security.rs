@@ -304,9 +304,9 @@ fn mutated_scripts() {
                 mutate(&mut changed, &mut random);
             }
             let mut conn = server.connect();
-            // At most some 200 fragments, because each is a system call of both sides.
-            let size = [1, 3, 100, 5_000][random.random_range(0..4)].max(changed.len() / 200);
-            conn.send_fragments(&changed, std::iter::repeat(size));
+            let size = [1, 3, 100, 5_000][random.random_range(0..4)];
+            // The rest at once, because each fragment is a system call of both sides.
+            conn.send_fragments(&changed, std::iter::repeat_n(size, 300));
             conn.finish_sending();
             conn.read_to_end();
         }
