@@ -144,13 +144,22 @@ fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
 }
 
 /// An HTTP client that is alone in changing its object: it connects again whenever its connection has
-/// ended, and reads each acknowledged version. Counts acknowledgements until the end.
+/// ended, and reads each acknowledged version, also over the next connection, perhaps to another
+/// process. Counts acknowledgements until the end.
 fn write_over_http(address: &str, object: &str, acknowledged: &AtomicU64, is_over: &AtomicBool) {
-    let (mut sent, mut client) = (0_u64, None);
+    let (mut sent, mut last, mut client) = (0_u64, 0, None);
     while !is_over.load(Ordering::SeqCst) {
         // No process listens while the store passes from one to the other.
         let Some(open) = client.as_mut() else {
             client = Client::open(address).ok();
+            if let Some(got) = client.as_mut().and_then(|open| open.ask(&format!("GET {object}"), "", b"")) {
+                let found = match got.status {
+                    200 => String::from_utf8_lossy(&got.body).parse().expect("a number"),
+                    404 => 0,
+                    _ => panic!("{object}: {got:?}"),
+                };
+                assert!((last..=sent).contains(&found), "{object}: {found} after {last} of {sent}: {got:?}");
+            }
             std::thread::sleep(std::time::Duration::from_millis(u64::from(client.is_none())));
             continue;
         };
@@ -166,6 +175,7 @@ fn write_over_http(address: &str, object: &str, acknowledged: &AtomicU64, is_ove
             None => client = None,
         }
         if put.is_some() {
+            last = sent;
             acknowledged.fetch_add(1, Ordering::SeqCst);
         }
     }
