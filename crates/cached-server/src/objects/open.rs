@@ -34,6 +34,9 @@ use synapse::{Address, ListeningSocket, NodeRecord, SecretHandle, Server, host_n
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
 
+/// The key of the store's secret.
+const STORE_SECRET: &str = "objects.backend.secret_file";
+
 /// The parameters for opening an object cache.
 #[derive(Clone)]
 pub(super) struct Opening {
@@ -71,6 +74,8 @@ pub(super) struct Parts {
     pub(super) record: Option<NodeRecord>,
     /// The latencies of the store, if they are measured.
     pub(super) measurements: Option<Arc<Measurements>>,
+    /// The secrets with which store and listener were opened.
+    pub(super) secrets: Secrets,
 }
 
 impl Opening {
@@ -132,7 +137,8 @@ impl Opening {
         let http = self.http(&cache).await?;
         let volumes = self.volumes(&cache, control, None).await?;
         let name = table.to_string();
-        let parts = Parts { cache, store, name, listener, http, volumes, record, measurements };
+        let secrets = secrets.clone();
+        let parts = Parts { cache, store, name, listener, http, volumes, record, measurements, secrets };
         Ok((parts, background))
     }
 
@@ -220,10 +226,11 @@ impl Opening {
         store: &Store,
         listener: Option<&ObjectListener>,
         flush_max: &LiveSecs,
+        secrets: Secrets,
     ) -> LiveObjects {
         let listener = listener.map(|listener| Arc::downgrade(&listener.server));
         let cache = (cache.live_settings(), flush_max.clone());
-        LiveObjects::new(Some(cache), listener, store.secret(), self.secrets.clone())
+        LiveObjects::new(Some(cache), listener, store.secret(), secrets)
     }
 }
 
@@ -287,7 +294,15 @@ impl ReloadObjects {
 
     /// Applies further changes to this cache.
     pub(super) fn set(&self, live: Option<LiveObjects>) {
-        self.in_force.lock().live = live;
+        let mut in_force = self.in_force.lock();
+        let Opening { objects, synapse, secrets, .. } = &in_force.opening;
+        // A leader's configuration may have changed while its cache was being opened.
+        if let Some(live) = live.as_ref().filter(|_| is_elected(objects))
+            && let Err(error) = live.change(Some(objects), synapse.as_ref(), secrets.clone(), STORE_SECRET)
+        {
+            tracing::error!(cause = %error, "the last reload is not in force: reload again");
+        }
+        in_force.live = live;
     }
 
     /// Applies those settings of the tables `after` and of the listener that can change at run
@@ -305,7 +320,7 @@ impl ReloadObjects {
         let mut in_force = self.in_force.lock();
         let InForce { opening, live, election } = &mut *in_force;
         let changed = match live {
-            Some(live) => live.change(after, listener, secrets.clone(), "objects.backend.secret_file")?,
+            Some(live) => live.change(after, listener, secrets.clone(), STORE_SECRET)?,
             // A standby has nothing to change: its next cache has the new values.
             None if is_elected(&opening.objects) => Vec::new(),
             None => {

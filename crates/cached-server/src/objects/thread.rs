@@ -131,9 +131,10 @@ impl ObjectThread {
 
     /// Shows the open cache in statistics and, until the result is dropped, on the admin listener.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
-        let Parts { cache, store, listener, http, volumes, name, measurements, .. } = parts;
+        let Parts { cache, store, listener, http, volumes, name, measurements, secrets, .. } = parts;
         self.statistics.set(cache, listener.as_ref().map(ObjectListener::metrics));
-        let live = self.reload.opening().live(cache, store, listener.as_ref(), &self.flush_max);
+        let opening = self.reload.opening();
+        let live = opening.live(cache, store, listener.as_ref(), &self.flush_max, secrets.clone());
         self.reload.set(Some(live));
         let Some(admin) = self.admin.as_ref().and_then(Weak::upgrade) else { return Vec::new() };
         let mut shown = vec![ObjectsSource::show(&admin, cache)];
