@@ -175,9 +175,20 @@ fn cache_control() {
 
 #[test]
 fn http() {
-    let files = "head -c 48213 /dev/urandom > report.pdf && echo 1 > first && echo 2 > next && echo 3 > data";
+    let files = "head -c 48213 /dev/urandom > report.pdf && cp report.pdf sent && echo 1 > first && echo 2 > next && echo 3 > data";
     let Some(mut procedures) = Procedures::prepare("http", &[&SERVER[..], &[files]].concat()) else { return };
     procedures.run_page("http");
+    // curl succeeds whatever the status of a response.
+    for outcome in [
+        "cmp sent report.pdf",
+        "head -c 100 sent | cmp - begin",
+        "curl -sf http://127.0.0.1:11380/docs/last | cmp - sent",
+        "test $(curl -so gone -w '%{http_code}' http://127.0.0.1:11380/docs/2026/report.pdf) = 404",
+        "curl -sf http://127.0.0.1:11380/docs/counter | cmp - next",
+    ] {
+        let (status, lines) = procedures.run(outcome);
+        assert_eq!(status, "0", "{outcome}: {lines:?}");
+    }
 }
 
 #[test]
