@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A lease for tests in which it ends, in seconds: so long that a busy machine does not end it before.
+/// A lease for tests in which it ends, or a host rests for its duration, in seconds: so long that a
+/// busy machine does not end it before.
 const ENDING_SECS: u64 = 6;
 /// A lease for tests in which it does not end, in seconds.
 const LASTING_SECS: u64 = 30;
@@ -145,7 +146,7 @@ fn a_host_that_was_stopped_beyond_its_lease_answers_nothing_and_becomes_a_standb
 #[test]
 fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     let store = pair::store();
-    let mut pair = Pair::start(LASTING_SECS, &pair::backend(&store), REGISTRY, BACK);
+    let mut pair = Pair::start(ENDING_SECS, &pair::backend(&store), REGISTRY, BACK);
     let first = pair.leader();
     let second = 1 - first;
 
@@ -169,6 +170,7 @@ fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     assert!((last..=last + 1).contains(&found), "{found} after {last}, {under_load:?}");
 
     // A standby cannot step down, and a successor must exist.
+    wait_for("it knows the leader", || (pair.report(first)["leader"]["node"] == NODES[second]).then_some(()));
     let (code, text) = pair.host(first).cachectl(&["leader", "step-down"]);
     assert!(code != 0 && text.contains(&format!("{} at", NODES[second])), "{code}: {text}");
     let (code, text) = pair.host(second).cachectl(&["leader", "prefer", "three"]);

@@ -161,7 +161,7 @@ fn millis(time: Duration) -> u64 {
 const CHANGES: LabelledMetric<1> = LabelledMetric::new(
     "leader_changes_total",
     ["reason"],
-    "Changes of this host's part in the election of the writer, by reason.",
+    "Changes of this host's part in the election of the writer; docs/election.md explains the reasons.",
 );
 
 impl Collect for Reported {
