@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Error, Faulty, Result, SystemClock};
@@ -22,6 +22,11 @@ pub(crate) struct BackendSpec {
 }
 
 impl BackendSpec {
+    /// Returns whether one of several servers serves, and another one may take over.
+    fn has_several_servers(&self) -> bool {
+        matches!(&self.store, BackendTable::Synapse(table) if table.address.contains(','))
+    }
+
     /// Returns the backend, which will be created if it is a file store that is missing.
     pub(crate) fn creating(mut self) -> Self {
         if let BackendTable::File(file) = &mut self.store {
@@ -104,11 +109,15 @@ pub(crate) struct Opened {
     pub(crate) store: Store,
 }
 
+/// The delay before the servers are asked again whether one of them serves by now.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+
 /// The maximum time for closing the connection to a cluster.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Opened {
-    /// Opens the backend; `timeout` limits connecting and each request. With `only_reads`, a store
+    /// Opens the backend; `timeout` limits connecting and each request. If the backend has several
+    /// servers, none of which serves, waits until one takes over. With `only_reads`, a store
     /// in a directory is not changed, and refuses changes.
     ///
     /// # Errors
@@ -121,10 +130,19 @@ impl Opened {
     ) -> Result<Self> {
         let (secret, client_name) = (secret.cloned(), "cachectl".into());
         let options = OpenOptions { secret, timeout, client_name, only_reads, ..OpenOptions::default() };
-        let mut store = Store::open(&spec.store, &options).map_err(|error| match error {
-            StartError::Config(error) => Error::Denied(error.why.into()),
-            StartError::Store(error) => error,
-        })?;
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let mut store = loop {
+            let error = match Store::open(&spec.store, &options) {
+                Ok(store) => break store,
+                Err(StartError::Config(error)) => return Err(Error::Denied(error.why.into())),
+                Err(StartError::Store(error)) => error,
+            };
+            let is_late = deadline.is_some_and(|deadline| Instant::now() + RETRY_DELAY >= deadline);
+            if is_late || !spec.has_several_servers() || !matches!(error, Error::Retryable(_)) {
+                return Err(error);
+            }
+            std::thread::sleep(RETRY_DELAY);
+        };
         for plan in spec.faults.iter().rev() {
             let faulty = |below| Arc::new(Faulty::new(below, plan.clone(), Arc::new(SystemClock))) as _;
             store = store.with_layer(faulty);
