@@ -23,8 +23,8 @@ use std::time::Duration;
 use blocker::{Epoch, Timestamp};
 
 use super::elector::Cause;
-use super::tenure::{Claim, Tenure};
-use super::{Action, CLAIMS_FAILED_MAX, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use super::tenure::{Claim, Leaderships, Tenure};
+use super::{Action, Claimed, LeaseRule, NEVER, Role};
 use crate::agreement::{Agreement, Block, Step, Usurped, highest_vote, latest_epoch};
 
 /// The value of an epoch in which the leader has stepped down for any other node.
@@ -102,6 +102,8 @@ enum UnderWay {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockElection {
     me: usize,
+    /// The leaderships, whose successor is named by the value of an epoch.
+    pub(super) own: Leaderships<u64>,
     epoch_time: Duration,
     /// `None` until the node's own block was read.
     agreement: Option<Agreement>,
@@ -117,20 +119,8 @@ pub(crate) struct BlockElection {
     /// The next step of the agreement, and when the node entered the epoch.
     step: Option<BlockOp>,
     began: Timestamp,
-    tenure: Option<Tenure>,
-    asked: Option<Epoch>,
-    /// The number of failed claims since the last other one.
-    claims_failed: u32,
-    /// The highest epoch that the store is known to have used.
-    used: u64,
-    /// The requested successor, until it is written.
-    release: Option<u64>,
-    /// The time until which this node leaves the lease to others.
-    resting_until: Timestamp,
     /// The number of attempts to lead that this node has given up since another node has led.
     given_up: u32,
-    #[cfg(test)]
-    pub(crate) broken: Option<LeaseRule>,
 }
 
 impl BlockElection {
@@ -140,6 +130,7 @@ impl BlockElection {
     pub(crate) fn new(me: usize, epoch_time: Duration) -> Self {
         Self {
             me,
+            own: Leaderships::new(epoch_time * LEASE_EPOCHS),
             epoch_time,
             agreement: None,
             latest: 0,
@@ -150,15 +141,7 @@ impl BlockElection {
             under_way: None,
             step: None,
             began: Timestamp(0),
-            tenure: None,
-            asked: None,
-            claims_failed: 0,
-            used: 0,
-            release: None,
-            resting_until: Timestamp(0),
             given_up: 0,
-            #[cfg(test)]
-            broken: None,
         }
     }
 
@@ -171,8 +154,7 @@ impl BlockElection {
     /// Returns this node's part at `now`.
     #[must_use]
     pub(crate) fn role(&self, now: Timestamp) -> Role {
-        let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
-        tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
+        self.own.role(now)
     }
 
     /// Returns the other node that leads, unless this node has seen no renewal for the duration of
@@ -180,7 +162,7 @@ impl BlockElection {
     #[must_use]
     pub(crate) fn leader(&self, now: Timestamp) -> Option<usize> {
         let (voter, value) = self.vote?;
-        let is_recent = self.seen.as_ref().is_some_and(|(_, at)| now < *at + self.lease());
+        let is_recent = self.seen.as_ref().is_some_and(|(_, at)| now < *at + self.own.lease);
         (is_recent && voter as u64 == value && voter != self.me).then_some(voter)
     }
 
@@ -188,16 +170,14 @@ impl BlockElection {
     /// process of this node if `to` is this node. It serves no longer as soon as this returns, so it
     /// must have stored its changes before. Without leadership this does nothing.
     pub(crate) fn step_down(&mut self, to: Option<usize>) {
-        if self.tenure.is_some() {
-            let value = |to: usize| if to == self.me { SUCCESSOR } else { to as u64 };
-            self.release = Some(to.map_or(NOBODY, value));
-        }
+        let value = |to: usize| if to == self.me { SUCCESSOR } else { to as u64 };
+        self.own.step_down(to.map_or(NOBODY, value));
     }
 
     /// Returns whether a release is to be written.
     #[must_use]
     pub(crate) fn is_releasing(&self) -> bool {
-        self.release.is_some()
+        self.own.release.is_some()
     }
 
     /// Returns why this standby may take the lease when it is free; `None` before the first read.
@@ -214,11 +194,10 @@ impl BlockElection {
     /// Ends a leadership because the store has `epoch` in force. After a while this node takes part
     /// again, with a higher epoch. Returns whether there was such a leadership.
     pub(crate) fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
-        self.used = self.used.max(epoch.0);
-        let is_refused = self.tenure.as_ref().is_some_and(|tenure| tenure.epoch <= epoch);
+        let is_refused = self.own.is_fenced(epoch);
         if is_refused {
             self.lose(now);
-            self.resting_until = self.resting_until.max(now + self.epoch_time);
+            self.own.rest(now + self.epoch_time);
         }
         is_refused
     }
@@ -238,18 +217,15 @@ impl BlockElection {
 
     /// Returns what to do now.
     pub(crate) fn next(&mut self, now: Timestamp) -> Action<BlockOp> {
-        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+        if self.own.has_lapsed(now) {
             self.lose(now);
         }
-        if self.asked.is_none()
-            && let Some(epoch) = self.tenure.as_mut().and_then(|tenure| tenure.begin_claim(now))
-        {
-            self.asked = Some(epoch);
+        if let Some(epoch) = self.own.begin_claim(now) {
             return Action::Claim(epoch);
         }
-        let lapse = self.tenure.as_ref().map_or(NEVER, |tenure| tenure.until).min(self.claim_due());
+        let wake_at = self.own.wake_at();
         if self.under_way.is_some() {
-            return Action::Wait(lapse);
+            return Action::Wait(wake_at);
         }
         if self.step.is_none() {
             match self.entry_at() {
@@ -258,7 +234,7 @@ impl BlockElection {
                     return Action::Do(BlockOp::Read);
                 }
                 at if now >= at => self.enter(now),
-                at => return Action::Wait(at.min(self.look_at).min(lapse)),
+                at => return Action::Wait(at.min(self.look_at).min(wake_at)),
             }
         }
         match self.step.take() {
@@ -266,7 +242,7 @@ impl BlockElection {
                 self.under_way = Some(UnderWay::Step);
                 Action::Do(op)
             }
-            None => Action::Wait(self.look_at.min(lapse)),
+            None => Action::Wait(self.look_at.min(wake_at)),
         }
     }
 
@@ -289,12 +265,12 @@ impl BlockElection {
                 let mut pairs = blocks.iter().zip(seen).enumerate().filter(|(node, _)| *node != self.me);
                 pairs.any(|(_, (now, seen))| now != seen && (now.counter, seen.counter) != (target, target))
             });
-        let is_outdated = is_outdated && self.keeps(LeaseRule::GiveUp);
+        let is_outdated = is_outdated && self.own.keeps(LeaseRule::GiveUp);
         let Some(agreement) = self.agreement.as_mut().filter(|_| is_step) else {
             self.agreement.as_ref().map_or(Ok(()), |agreement| agreement.check(own))?;
             self.note(now, blocks);
             self.look_at = match under_way {
-                _ if self.tenure.is_some() => NEVER,
+                _ if self.own.tenure.is_some() => NEVER,
                 // A slow look, or one before this host was suspended, is too old to act on.
                 Some(UnderWay::Look(began)) if now.since(began) > self.epoch_time / 2 => now,
                 _ => now + self.epoch_time / 2,
@@ -334,17 +310,7 @@ impl BlockElection {
 
     /// Takes the outcome of the claim.
     pub(crate) fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
-        let (asked, retry) = (self.asked.take(), now + retry_delay(self.lease()));
-        if let Claimed::Fenced(epoch) = outcome {
-            self.used = self.used.max(epoch.0);
-        }
-        if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
-            tenure.claimed(outcome, retry);
-            self.claims_failed = if outcome == Claimed::Failed { self.claims_failed + 1 } else { 0 };
-            if self.claims_failed == CLAIMS_FAILED_MAX {
-                (self.claims_failed, self.release) = (0, Some(NOBODY));
-            }
-        }
+        self.own.claimed(now, outcome, NOBODY);
     }
 
     /// Notes the latest epoch and its vote, and whether another node's block has changed.
@@ -363,27 +329,27 @@ impl BlockElection {
 
     /// Returns when to enter an epoch.
     fn entry_at(&self) -> Timestamp {
-        match &self.tenure {
+        match &self.own.tenure {
             Some(tenure) => match tenure.claim {
-                _ if self.release.is_some() => self.renew_at.min(self.began + self.epoch_time / 8),
+                _ if self.own.release.is_some() => self.renew_at.min(self.began + self.epoch_time / 8),
                 Claim::Fenced(_) => self.renew_at.min(self.began + self.epoch_time / 8),
                 _ => self.renew_at,
             },
-            None => self.resting_until.max(self.take_at()),
+            None => self.own.resting_until.max(self.take_at()),
         }
     }
 
     /// Returns from when this standby may take the lease.
     fn take_at(&self) -> Timestamp {
         let is_free = self.vote.is_none() && self.latest == 0;
-        if is_free || self.is_offered() || !self.keeps(LeaseRule::Patience) {
+        if is_free || self.is_offered() || !self.own.keeps(LeaseRule::Patience) {
             return Timestamp(0);
         }
         // Standbys do not all begin at the same time. Those that have disturbed each other wait for
         // other times than before, because their clocks may differ by just the difference.
         let node = u32::try_from(self.me).unwrap_or(0);
         let turn = node.wrapping_add(self.given_up.wrapping_mul(2 * node + 1)) % TURNS;
-        let patience = self.lease() + self.epoch_time / 8 * turn;
+        let patience = self.own.lease + self.epoch_time / 8 * turn;
         self.seen.as_ref().map_or(NEVER, |(_, at)| *at + patience)
     }
 
@@ -392,14 +358,14 @@ impl BlockElection {
         let Some(agreement) = &mut self.agreement else { return };
         self.began = now;
         let me = self.me as u64;
-        let value = if self.tenure.is_some() { self.release.unwrap_or(me) } else { me };
-        let is_fenced = matches!(&self.tenure, Some(Tenure { claim: Claim::Fenced(_), .. }));
-        let next = if self.tenure.is_some() && !is_fenced { agreement.enter_next(value) } else { None };
+        let value = if self.own.tenure.is_some() { self.own.release.unwrap_or(me) } else { me };
+        let is_fenced = matches!(&self.own.tenure, Some(Tenure { claim: Claim::Fenced(_), .. }));
+        let next = if self.own.tenure.is_some() && !is_fenced { agreement.enter_next(value) } else { None };
         // A leader that has offered this node the lease has voted for it in the latest epoch.
         let is_offered =
-            self.tenure.is_none() && self.vote.is_some_and(|(voter, to)| voter != self.me && to == me);
-        let latest = self.latest.max(agreement.block().counter).max(self.used);
-        let counter = match &self.tenure {
+            self.own.tenure.is_none() && self.vote.is_some_and(|(voter, to)| voter != self.me && to == me);
+        let latest = self.latest.max(agreement.block().counter).max(self.own.used);
+        let counter = match &self.own.tenure {
             // Another node may have become the leader in an epoch that this leader has not finished.
             Some(_) if !agreement.has_won() => agreement.counter(),
             None if is_offered && self.latest == latest => latest,
@@ -437,60 +403,32 @@ impl BlockElection {
 
     /// Begins or renews the leadership after the epoch `counter` was decided for this node.
     fn has_won(&mut self, now: Timestamp, counter: u64) {
-        let counted_from = if self.keeps(LeaseRule::CountFromBefore) { self.began } else { now };
-        let until = counted_from + serving(self.lease());
-        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+        if self.own.has_lapsed(now) {
             self.lose(now);
         }
-        if self.tenure.is_none() && now < self.resting_until {
+        if self.own.is_resting(now) {
             return;
         }
-        match &mut self.tenure {
-            Some(tenure) if !matches!(tenure.claim, Claim::Fenced(_)) => tenure.until = until,
-            other => *other = Some(Tenure::new(counter, until, self.used)),
-        }
+        let until = self.own.serves_until(self.began, now);
+        self.own.lead(counter, until, |tenure| !matches!(tenure.claim, Claim::Fenced(_)));
         (self.renew_at, self.look_at) = (self.began + self.epoch_time, NEVER);
     }
 
-    /// Ends the leadership. The node leads again only with a higher epoch, which fences off what it has
-    /// sent before.
     fn lose(&mut self, now: Timestamp) {
-        self.used = self.used.max(self.tenure.take().map_or(0, |tenure| tenure.epoch.0));
+        self.own.end(now);
         (self.renew_at, self.look_at) = (NEVER, now);
-        if self.release.take().is_some() {
-            self.resting_until = now + self.lease();
-        }
     }
 
     /// Repeats a failed operation after a while.
     fn retry(&mut self, now: Timestamp) {
         let at = now + self.epoch_time / 8;
-        match self.tenure {
+        match self.own.tenure {
             Some(_) => (self.renew_at, self.began) = (at, now),
-            None => (self.look_at, self.resting_until) = (at, self.resting_until.max(at)),
+            None => {
+                self.look_at = at;
+                self.own.rest(at);
+            }
         }
-    }
-
-    fn lease(&self) -> Duration {
-        self.epoch_time * LEASE_EPOCHS
-    }
-
-    /// Returns when a failed claim is due again.
-    fn claim_due(&self) -> Timestamp {
-        match &self.tenure {
-            Some(Tenure { claim: Claim::Wanted(at), .. }) if self.asked.is_none() => *at,
-            _ => NEVER,
-        }
-    }
-
-    #[cfg(test)]
-    fn keeps(&self, rule: LeaseRule) -> bool {
-        self.broken != Some(rule)
-    }
-
-    #[cfg(not(test))]
-    fn keeps(&self, _: LeaseRule) -> bool {
-        true
     }
 }
 

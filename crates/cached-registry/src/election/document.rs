@@ -12,8 +12,8 @@ use blocker::{Epoch, Timestamp, WriterId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::tenure::{Claim, Tenure};
-use super::{Action, CLAIMS_FAILED_MAX, Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use super::tenure::{Claim, Leaderships};
+use super::{Action, Claimed, LeaseRule, NEVER, Role, retry_delay};
 use crate::document::{Expect, Revision};
 
 /// A host that may lead.
@@ -127,7 +127,7 @@ const RENEWALS: u32 = 5;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct DocumentElection {
     me: Candidate,
-    lease: Duration,
+    pub(super) own: Leaderships<Release>,
     seen: Option<Seen>,
     /// The time of the next read.
     look_at: Timestamp,
@@ -136,21 +136,8 @@ pub(crate) struct DocumentElection {
     under_way: Option<UnderWay>,
     /// A write that may have landed, or may still land.
     unresolved: Option<Attempt>,
-    tenure: Option<Tenure>,
-    /// The epoch that the store is being asked for.
-    asked: Option<Epoch>,
-    /// The number of failed claims since the last other one.
-    claims_failed: u32,
-    /// The highest epoch that the store is known to have used.
-    used: u64,
-    /// The requested release, until it is written.
-    release: Option<Release>,
-    /// The time until which this host leaves the lease to others.
-    resting_until: Timestamp,
     /// The time of the next write after one that was not successful.
     retry_at: Timestamp,
-    #[cfg(test)]
-    pub(crate) broken: Option<LeaseRule>,
 }
 
 /// The document as this host has seen it last, and when it saw it first, on its own clock.
@@ -180,29 +167,20 @@ impl DocumentElection {
     pub(crate) fn new(me: Candidate, lease: Duration) -> Self {
         Self {
             me,
-            lease,
+            own: Leaderships::new(lease),
             seen: None,
             look_at: Timestamp(0),
             renew_at: NEVER,
             under_way: None,
             unresolved: None,
-            tenure: None,
-            asked: None,
-            claims_failed: 0,
-            used: 0,
-            release: None,
-            resting_until: Timestamp(0),
             retry_at: Timestamp(0),
-            #[cfg(test)]
-            broken: None,
         }
     }
 
     /// Returns this host's part at `now`.
     #[must_use]
     pub(crate) fn role(&self, now: Timestamp) -> Role {
-        let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
-        tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
+        self.own.role(now)
     }
 
     /// Returns the document as this host has seen it last: the outer `None` before the first read,
@@ -217,23 +195,22 @@ impl DocumentElection {
     #[must_use]
     pub(crate) fn leader(&self, now: Timestamp) -> Option<&LeaderDocument> {
         let at = self.seen.as_ref()?.at;
-        self.seen().flatten().filter(|leader| leader.release.is_none() && now < at + self.lease)
+        self.seen().flatten().filter(|leader| leader.release.is_none() && now < at + self.own.lease)
     }
 
     /// Returns whether a release is to be written.
     #[must_use]
     pub(crate) fn is_releasing(&self) -> bool {
-        self.release.is_some()
+        self.own.release.is_some()
     }
 
     /// Ends a leadership because the store has `epoch` in force. After a while this host takes the
     /// lease back with a higher epoch. Returns whether there was such a leadership.
     pub(crate) fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
-        self.used = self.used.max(epoch.0);
-        let is_refused = self.tenure.as_ref().is_some_and(|tenure| tenure.epoch <= epoch);
+        let is_refused = self.own.is_fenced(epoch);
         if is_refused {
             self.lose(now);
-            self.resting_until = self.resting_until.max(now + self.lease / RENEWALS);
+            self.own.rest(now + self.own.lease / RENEWALS);
         }
         is_refused
     }
@@ -241,9 +218,7 @@ impl DocumentElection {
     /// Makes the leader step down. It serves no longer as soon as this returns, so it must have
     /// stored its changes before. Without leadership this does nothing.
     pub(crate) fn step_down(&mut self, release: Release) {
-        if self.tenure.is_some() {
-            self.release = Some(release);
-        }
+        self.own.step_down(release);
     }
 
     /// Makes the host read the document at once, for example because a watch has reported a change.
@@ -253,18 +228,14 @@ impl DocumentElection {
 
     /// Returns what to do now.
     pub(crate) fn next(&mut self, now: Timestamp) -> Action<DocumentOp> {
-        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+        if self.own.has_lapsed(now) {
             self.lose(now);
         }
-        if self.asked.is_none()
-            && let Some(epoch) = self.tenure.as_mut().and_then(|tenure| tenure.begin_claim(now))
-        {
-            self.asked = Some(epoch);
+        if let Some(epoch) = self.own.begin_claim(now) {
             return Action::Claim(epoch);
         }
-        let lapse = self.tenure.as_ref().map_or(NEVER, |tenure| tenure.until);
         if self.under_way.is_some() {
-            return Action::Wait(lapse.min(self.claim_due()));
+            return Action::Wait(self.own.wake_at());
         }
         if now >= self.look_at {
             self.under_way = Some(UnderWay::Read);
@@ -274,7 +245,7 @@ impl DocumentElection {
             Ok(document) if now >= self.retry_at => Action::Do(self.write(now, document)),
             next => {
                 let at = next.err().unwrap_or(self.retry_at);
-                Action::Wait(at.min(self.look_at).min(lapse).min(self.claim_due()))
+                Action::Wait(at.min(self.look_at).min(self.own.wake_at()))
             }
         }
     }
@@ -286,13 +257,13 @@ impl DocumentElection {
             self.seen = Some(Seen { found: found.clone(), at: now });
             self.resolve(now, found.map(|(_, document)| document));
         }
-        self.look_at = if self.tenure.is_some() { NEVER } else { now + self.lease / LOOKS };
+        self.look_at = if self.own.tenure.is_some() { NEVER } else { now + self.own.lease / LOOKS };
     }
 
     /// Notes that the document could not be read.
     pub(crate) fn read_failed(&mut self, now: Timestamp) {
         self.under_way = None;
-        self.look_at = now + retry_delay(self.lease);
+        self.look_at = now + retry_delay(self.own.lease);
     }
 
     /// Takes the outcome of a write.
@@ -309,10 +280,10 @@ impl DocumentElection {
             Written::Conflict => self.look_at = now,
             Written::Unknown => {
                 self.unresolved = Some(attempt);
-                (self.look_at, self.retry_at) = (now, now + retry_delay(self.lease));
+                (self.look_at, self.retry_at) = (now, now + retry_delay(self.own.lease));
             }
             Written::Failed => {
-                self.retry_at = now + retry_delay(self.lease);
+                self.retry_at = now + retry_delay(self.own.lease);
                 self.look_at = self.look_at.min(self.retry_at);
             }
         }
@@ -320,37 +291,27 @@ impl DocumentElection {
 
     /// Takes the outcome of the claim.
     pub(crate) fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
-        let asked = self.asked.take();
-        if let Claimed::Fenced(epoch) = outcome {
-            self.used = self.used.max(epoch.0);
-        }
-        if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
-            tenure.claimed(outcome, now + retry_delay(self.lease));
-            self.claims_failed = if outcome == Claimed::Failed { self.claims_failed + 1 } else { 0 };
-            if self.claims_failed == CLAIMS_FAILED_MAX {
-                (self.claims_failed, self.release) = (0, Some(Release::Anyone));
-            }
-        }
+        self.own.claimed(now, outcome, Release::Anyone);
     }
 
     /// Returns the document to write now, or the time to ask again.
     fn next_document(&self, now: Timestamp) -> Result<LeaderDocument, Timestamp> {
         let current = self.seen().flatten();
-        let Some(tenure) = &self.tenure else {
+        let Some(tenure) = &self.own.tenure else {
             let at = self.take_at();
-            let epoch = current.map_or(0, |document| document.epoch).max(self.used);
+            let epoch = current.map_or(0, |document| document.epoch).max(self.own.used);
             // Without a higher epoch nobody can lead any more.
             let Some(epoch) = epoch.checked_add(1) else { return Err(NEVER) };
             return if now >= at { Ok(self.me.document(epoch, 0)) } else { Err(at) };
         };
         let renewal = current.map_or(0, |document| document.renewal).wrapping_add(1);
-        match (&self.release, tenure.claim) {
+        match (&self.own.release, tenure.claim) {
             (Some(release), _) => {
                 let document = self.me.document(tenure.epoch.0, renewal);
                 Ok(LeaderDocument { release: Some(release.clone()), ..document })
             }
             (None, Claim::Fenced(_)) => {
-                let epoch = self.used.max(tenure.epoch.0).checked_add(1).ok_or(NEVER)?;
+                let epoch = self.own.used.max(tenure.epoch.0).checked_add(1).ok_or(NEVER)?;
                 Ok(self.me.document(epoch, 0))
             }
             _ if now >= self.renew_at => Ok(self.me.document(tenure.epoch.0, renewal)),
@@ -361,17 +322,17 @@ impl DocumentElection {
     /// Returns the time from which this standby may take the lease.
     fn take_at(&self) -> Timestamp {
         let Some(Seen { found, at }) = &self.seen else { return NEVER };
-        let Some((_, document)) = found else { return self.resting_until };
+        let Some((_, document)) = found else { return self.own.resting_until };
         let is_offered = match &document.release {
             Some(Release::Anyone) => document.writer != self.me.writer,
             Some(Release::To(node)) => *node == self.me.node,
             // This host's own lease, which has lapsed.
             None => document.writer == self.me.writer,
         };
-        if is_offered || !self.keeps(LeaseRule::Patience) {
-            return self.resting_until;
+        if is_offered || !self.own.keeps(LeaseRule::Patience) {
+            return self.own.resting_until;
         }
-        self.resting_until.max(*at + self.lease)
+        self.own.resting_until.max(*at + self.own.lease)
     }
 
     fn write(&mut self, now: Timestamp, document: LeaderDocument) -> DocumentOp {
@@ -389,9 +350,9 @@ impl DocumentElection {
         if let Some(attempt) = attempt.filter(|attempt| found.as_ref() == Some(&attempt.document)) {
             return self.has_landed(now, attempt);
         }
-        let epoch = self.tenure.as_ref().map(|tenure| tenure.epoch.0);
+        let epoch = self.own.tenure.as_ref().map(|tenure| tenure.epoch.0);
         let is_ours = found.is_some_and(|found| found.writer == self.me.writer && Some(found.epoch) == epoch);
-        if !is_ours && self.tenure.is_some() {
+        if !is_ours && self.own.tenure.is_some() {
             self.lose(now);
         }
     }
@@ -400,55 +361,28 @@ impl DocumentElection {
         if document.release.is_some() {
             return self.lose(now);
         }
-        let counted_from = if self.keeps(LeaseRule::CountFromBefore) { began } else { now };
-        let until = counted_from + serving(self.lease);
-        if self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until) {
+        if self.own.has_lapsed(now) {
             self.lose(now);
         }
-        if self.tenure.is_none() && now < self.resting_until {
+        if self.own.is_resting(now) {
             self.look_at = now;
             return;
         }
-        match &mut self.tenure {
-            Some(tenure) if tenure.epoch.0 == document.epoch => tenure.until = until,
-            other => *other = Some(Tenure::new(document.epoch, until, self.used)),
-        }
-        self.renew_at = began + self.lease / RENEWALS;
+        let until = self.own.serves_until(began, now);
+        self.own.lead(document.epoch, until, |tenure| tenure.epoch.0 == document.epoch);
+        self.renew_at = began + self.own.lease / RENEWALS;
         self.look_at = NEVER;
     }
 
-    /// Ends the leadership. A renewal under way may still land, so its epoch counts as used: the host
-    /// leads again only with a higher one, which fences off what it has sent before.
     fn lose(&mut self, now: Timestamp) {
-        self.used = self.used.max(self.tenure.take().map_or(0, |tenure| tenure.epoch.0));
+        self.own.end(now);
         (self.renew_at, self.look_at) = (NEVER, now);
-        if self.release.take().is_some() {
-            self.resting_until = now + self.lease;
-        }
-    }
-
-    /// Returns when a failed claim is due again.
-    fn claim_due(&self) -> Timestamp {
-        match &self.tenure {
-            Some(Tenure { claim: Claim::Wanted(at), .. }) if self.asked.is_none() => *at,
-            _ => NEVER,
-        }
     }
 
     /// Counts the lease of the document that was read last from another time.
     #[cfg(test)]
     pub(crate) fn count_from(&mut self, at: Timestamp) {
         self.seen.as_mut().unwrap().at = at;
-    }
-
-    #[cfg(test)]
-    fn keeps(&self, rule: LeaseRule) -> bool {
-        self.broken != Some(rule)
-    }
-
-    #[cfg(not(test))]
-    fn keeps(&self, _: LeaseRule) -> bool {
-        true
     }
 }
 

@@ -15,7 +15,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `tenure` | one leadership: its epoch, its time, its claim |
+//! | `tenure` | what both have in common: one leadership with its epoch, its time, its claim; a host's leaderships |
 //! | `document` | `DocumentElection`: the lease is a document, renewed by compare-and-set |
 //! | `blocks` | `BlockElection`: the lease is an epoch of the agreement on plain blocks |
 //!
@@ -90,10 +90,6 @@ pub const LEASE_MIN: Duration = Duration::from_secs(1);
 
 /// The end of time.
 const NEVER: Timestamp = Timestamp(u64::MAX);
-
-/// The number of failed claims after which a host leaves the lease to others, which may reach the
-/// store: those of two leases.
-const CLAIMS_FAILED_MAX: u32 = 40;
 
 /// Returns the time for which a leader serves after it began to renew a lease of `lease`.
 fn serving(lease: Duration) -> Duration {

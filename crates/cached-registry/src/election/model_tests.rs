@@ -594,11 +594,11 @@ fn each_broken_rule_of_the_lease_is_caught() {
     let breaks = |name, property, break_rule: fn(&mut ByDocument)| {
         is_caught(name, property, Hosts { break_rule, ..hosts::<ByDocument>(&[1, 1000], 3) });
     };
-    breaks("no patience", ONE_SERVES, |host| host.machine.broken = Some(LeaseRule::Patience));
+    breaks("no patience", ONE_SERVES, |host| host.machine.own.broken = Some(LeaseRule::Patience));
     breaks("counted from the reply", ONE_SERVES, |host| {
-        host.machine.broken = Some(LeaseRule::CountFromBefore);
+        host.machine.own.broken = Some(LeaseRule::CountFromBefore);
     });
-    breaks("no claim", IN_FORCE, |host| host.machine.broken = Some(LeaseRule::ClaimFirst));
+    breaks("no claim", IN_FORCE, |host| host.machine.own.broken = Some(LeaseRule::ClaimFirst));
     breaks("by the other's clock", ONE_SERVES, |host| host.counts_by_others_clock = true);
     let shared = Hosts::<ByDocument> { forgets: 1, shares_epochs: true, ..hosts(&[1, 1000], 2) };
     is_caught("an epoch of two writers", ONE_LEADER, shared);

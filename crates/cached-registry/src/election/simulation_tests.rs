@@ -411,20 +411,22 @@ fn is_noticed<S: Subject>(name: &str, problem: &str, break_rule: fn(&mut S)) {
 #[test]
 fn each_broken_rule_is_noticed() {
     const SERVE: &str = "serve at the same time";
-    is_noticed("no patience", SERVE, |host: &mut ByDocument| host.machine.broken = Some(LeaseRule::Patience));
+    is_noticed("no patience", SERVE, |host: &mut ByDocument| {
+        host.machine.own.broken = Some(LeaseRule::Patience);
+    });
     is_noticed("counted from the reply", SERVE, |host: &mut ByDocument| {
-        host.machine.broken = Some(LeaseRule::CountFromBefore);
+        host.machine.own.broken = Some(LeaseRule::CountFromBefore);
     });
     is_noticed("by the other's clock", SERVE, |host: &mut ByDocument| host.counts_by_others_clock = true);
     is_noticed("no claim", "has landed", |host: &mut ByDocument| {
-        host.machine.broken = Some(LeaseRule::ClaimFirst);
+        host.machine.own.broken = Some(LeaseRule::ClaimFirst);
     });
-    is_noticed("no patience", SERVE, |host: &mut BlockElection| host.broken = Some(LeaseRule::Patience));
+    is_noticed("no patience", SERVE, |host: &mut BlockElection| host.own.broken = Some(LeaseRule::Patience));
     is_noticed("counted from the reply", SERVE, |host: &mut BlockElection| {
-        host.broken = Some(LeaseRule::CountFromBefore);
+        host.own.broken = Some(LeaseRule::CountFromBefore);
     });
-    is_noticed("no giving up", SERVE, |host: &mut BlockElection| host.broken = Some(LeaseRule::GiveUp));
+    is_noticed("no giving up", SERVE, |host: &mut BlockElection| host.own.broken = Some(LeaseRule::GiveUp));
     is_noticed("no claim", "has landed", |host: &mut BlockElection| {
-        host.broken = Some(LeaseRule::ClaimFirst);
+        host.own.broken = Some(LeaseRule::ClaimFirst);
     });
 }
