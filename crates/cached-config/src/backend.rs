@@ -15,9 +15,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config_file::{ConfigError, read, require};
 use crate::config_keys;
+use crate::kind::of_kind;
 use crate::quantity::{Size, parse_quantity};
 use crate::s3_table::S3Table;
-use serde::de::Error as _;
 
 /// The table `[objects.backend]`, by kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -183,22 +183,16 @@ impl RemoteTable {
 
 impl<'de> Deserialize<'de> for BackendTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not derived, because a derived implementation loses the key within the table.
-        let mut table = serde_json::Map::deserialize(deserializer)?;
-        let kind = match table.remove("kind") {
-            Some(serde_json::Value::String(kind)) => kind,
-            Some(_) => return Err(D::Error::custom(format!("kind: must be one of {}", kinds()))),
-            None => return Err(D::Error::custom(format!("kind: is missing; it must be one of {}", kinds()))),
-        };
-        match kind.as_str() {
-            "memory" => keys(table).map(BackendTable::Memory),
-            "file" => keys(table).map(BackendTable::File),
-            "rados" => keys(table).map(BackendTable::Rados),
-            "s3" => keys(table).map(BackendTable::S3),
-            "synapse" => keys(table).map(BackendTable::Synapse),
-            _ => Err(format!("kind: is \"{kind}\"; it must be one of {}", kinds())),
-        }
-        .map_err(D::Error::custom)
+        of_kind(deserializer, &Self::KINDS, |kind, keys| {
+            Some(match kind {
+                "memory" => keys.parse().map(Self::Memory),
+                "file" => keys.parse().map(Self::File),
+                "rados" => keys.parse().map(Self::Rados),
+                "s3" => keys.parse().map(Self::S3),
+                "synapse" => keys.parse().map(Self::Synapse),
+                _ => return None,
+            })
+        })
     }
 }
 
@@ -209,22 +203,6 @@ fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     };
     require(there.as_os_str().is_empty() || there.is_dir(), key, || {
         format!("is {}; {} is not a directory", path.display(), there.display())
-    })
-}
-
-/// Returns the kinds as they are written in a file.
-fn kinds() -> String {
-    BackendTable::KINDS.map(|kind| format!("\"{kind}\"")).join(", ")
-}
-
-/// Parses the other keys; an error names the invalid key.
-fn keys<T: for<'de> Deserialize<'de>>(
-    table: serde_json::Map<String, serde_json::Value>,
-) -> Result<T, String> {
-    serde_path_to_error::deserialize(serde_json::Value::Object(table)).map_err(|error| {
-        let (key, why) = (error.path().to_string(), error.inner().to_string());
-        // The path refers to the table itself.
-        if key == "." { why } else { format!("{key}: {why}") }
     })
 }
 

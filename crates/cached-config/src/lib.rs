@@ -29,6 +29,7 @@ mod election_table;
 mod http_table;
 mod journal_table;
 mod keys;
+mod kind;
 mod lifecycle;
 mod listeners;
 mod nearest;
@@ -48,6 +49,7 @@ pub use election_table::ElectionTable;
 pub use http_table::HttpTable;
 pub use journal_table::{DurabilityName, JournalTable};
 pub use keys::units;
+pub use kind::{OtherKeys, of_kind};
 pub use lifecycle::{
     ShutdownError, StartError, Waiting, begin_recovery, close_stored_journal, flush_all, log_events,
     log_recovery, store_all,

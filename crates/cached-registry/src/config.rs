@@ -1,12 +1,11 @@
 //! The table `[registry]` of a configuration file.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use cached_config::{ConfigError, of_kind, require, within};
 use cached_http::http::Uri;
-use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::disk::NODES_MAX;
@@ -115,30 +114,6 @@ impl Default for DiskKeys {
     }
 }
 
-/// A mistake in the table, as one line.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("registry.{key}: {why}")]
-pub struct Mistake {
-    /// The key within the table.
-    pub key: &'static str,
-    /// The problem and the remedy.
-    pub why: String,
-}
-
-impl Mistake {
-    pub(crate) fn new(key: &'static str, why: impl fmt::Display) -> Self {
-        Self { key, why: why.to_string() }
-    }
-}
-
-fn require(holds: bool, key: &'static str, why: impl FnOnce() -> String) -> Result<(), Mistake> {
-    if holds { Ok(()) } else { Err(Mistake { key, why: why() }) }
-}
-
-fn within(key: &'static str, ms: u64, least: u64, most: u64) -> Result<(), Mistake> {
-    require((least..=most).contains(&ms), key, || format!("is {ms}; it must be between {least} and {most}"))
-}
-
 /// One minute, in milliseconds.
 const MINUTE_MS: u64 = 60_000;
 
@@ -150,30 +125,30 @@ impl RegistryTable {
     ///
     /// # Errors
     /// The first key with an invalid value.
-    pub fn check(&self) -> Result<(), Mistake> {
+    pub fn check(&self) -> Result<(), ConfigError> {
         match self {
-            Self::File(keys) => require(!keys.path.as_os_str().is_empty(), "path", || {
+            Self::File(keys) => require(!keys.path.as_os_str().is_empty(), "registry.path", || {
                 "is missing; it must name a file with the documents".into()
             }),
             Self::Store(keys) => {
-                require(is_namespace(&keys.namespace), "namespace", || {
+                require(is_namespace(&keys.namespace), "registry.namespace", || {
                     format!("is {:?}; it must be the name of a namespace", keys.namespace)
                 })?;
-                within("poll_ms", keys.poll_ms, 10, MINUTE_MS)?;
-                within("timeout_ms", keys.timeout_ms, 100, MINUTE_MS)
+                within("registry.poll_ms", keys.poll_ms, 10..=MINUTE_MS).map(drop)?;
+                within("registry.timeout_ms", keys.timeout_ms, 100..=MINUTE_MS).map(drop)
             }
             Self::Etcd(keys) => keys.check(),
             Self::Disk(keys) => {
-                require(!keys.path.as_os_str().is_empty(), "path", || {
+                require(!keys.path.as_os_str().is_empty(), "registry.path", || {
                     "is missing; it must name a block device that the hosts share, or a file".into()
                 })?;
-                require((1..=NODES_MAX).contains(&keys.nodes), "nodes", || {
+                require((1..=NODES_MAX).contains(&keys.nodes), "registry.nodes", || {
                     format!("is {}; it must be the number of processes, 1 to {NODES_MAX}", keys.nodes)
                 })?;
-                require(keys.node < keys.nodes, "node", || {
+                require(keys.node < keys.nodes, "registry.node", || {
                     format!("is {}; nodes are counted from 0, so it must be below {}", keys.node, keys.nodes)
                 })?;
-                within("poll_ms", keys.poll_ms, 10, MINUTE_MS)
+                within("registry.poll_ms", keys.poll_ms, 10..=MINUTE_MS).map(drop)
             }
         }
     }
@@ -190,32 +165,32 @@ impl RegistryTable {
 }
 
 impl EtcdKeys {
-    fn check(&self) -> Result<(), Mistake> {
-        require(!self.endpoints.is_empty(), "endpoints", || {
+    fn check(&self) -> Result<(), ConfigError> {
+        require(!self.endpoints.is_empty(), "registry.endpoints", || {
             "is missing; expected the members' URLs, as in [\"http://10.0.0.1:2379\"]".into()
         })?;
         for endpoint in &self.endpoints {
             let wrong = || format!("has {endpoint:?}; expected http://HOST:PORT or https://HOST:PORT");
-            let uri = Uri::from_str(endpoint).map_err(|_| Mistake::new("endpoints", wrong()))?;
+            let uri = Uri::from_str(endpoint).map_err(|_| ConfigError::new("registry.endpoints", wrong()))?;
             let has_scheme = matches!(uri.scheme_str(), Some("http" | "https"));
             let authority = uri.authority().map_or("", |authority| authority.as_str());
             let is_right =
                 has_scheme && !authority.is_empty() && !authority.contains('@') && uri.path() == "/";
-            require(is_right && uri.query().is_none(), "endpoints", wrong)?;
+            require(is_right && uri.query().is_none(), "registry.endpoints", wrong)?;
         }
         let is_prefix = self.prefix.strip_suffix('/').is_some_and(|prefix| Key::new(prefix).is_ok());
-        require(is_prefix, "prefix", || {
+        require(is_prefix, "registry.prefix", || {
             format!(
                 "is {:?}; it must be a path without a slash at the front and with one at the end",
                 self.prefix
             )
         })?;
         let has_password = !self.password_file.as_os_str().is_empty();
-        require(self.user.is_empty() != has_password, "password_file", || match has_password {
+        require(self.user.is_empty() != has_password, "registry.password_file", || match has_password {
             true => "is set without user; set both or neither".into(),
             false => format!("is missing; it must name a file with the password of {}", self.user),
         })?;
-        within("timeout_ms", self.timeout_ms, 100, MINUTE_MS)
+        within("registry.timeout_ms", self.timeout_ms, 100..=MINUTE_MS).map(drop)
     }
 
     /// Returns the endpoints without a slash at the end.
@@ -230,34 +205,16 @@ impl EtcdKeys {
 
 impl<'de> Deserialize<'de> for RegistryTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not derived, because a derived implementation loses the key within the table.
-        let mut table = serde_json::Map::deserialize(deserializer)?;
-        let kinds = Self::KINDS.map(|kind| format!("\"{kind}\"")).join(", ");
-        let kind = match table.remove("kind") {
-            Some(serde_json::Value::String(kind)) => kind,
-            Some(_) => return Err(D::Error::custom(format!("kind: must be one of {kinds}"))),
-            None => return Err(D::Error::custom(format!("kind: is missing; it must be one of {kinds}"))),
-        };
-        match kind.as_str() {
-            "file" => keys(table).map(Self::File),
-            "store" => keys(table).map(Self::Store),
-            "etcd" => keys(table).map(Self::Etcd),
-            "disk" => keys(table).map(Self::Disk),
-            _ => Err(format!("kind: is \"{kind}\"; it must be one of {kinds}")),
-        }
-        .map_err(D::Error::custom)
+        of_kind(deserializer, &Self::KINDS, |kind, keys| {
+            Some(match kind {
+                "file" => keys.parse().map(Self::File),
+                "store" => keys.parse().map(Self::Store),
+                "etcd" => keys.parse().map(Self::Etcd),
+                "disk" => keys.parse().map(Self::Disk),
+                _ => return None,
+            })
+        })
     }
-}
-
-/// Parses the other keys; an error names the invalid key.
-fn keys<T: for<'de> Deserialize<'de>>(
-    table: serde_json::Map<String, serde_json::Value>,
-) -> Result<T, String> {
-    serde_path_to_error::deserialize(serde_json::Value::Object(table)).map_err(|error| {
-        let (key, why) = (error.path().to_string(), error.inner().to_string());
-        // The path refers to the table itself.
-        if key == "." { why } else { format!("{key}: {why}") }
-    })
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ mod registry;
 mod store;
 mod table;
 
-pub use config::{DiskKeys, EtcdKeys, FileKeys, Mistake, RegistryTable, StoreKeys};
+pub use config::{DiskKeys, EtcdKeys, FileKeys, RegistryTable, StoreKeys};
 pub use disk::NODES_MAX;
 pub use document::{
     CHANGES_MAX, Change, Changes, Document, Event, Expect, KEY_BYTES_MAX, Key, LEASE_MAX, Lease, LeaseId,

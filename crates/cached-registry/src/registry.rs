@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Blocker, Clock};
+use cached_config::ConfigError;
 use cached_http::{Connector, Route};
 
 use crate::clock::BootClock;
-use crate::config::{EtcdKeys, Mistake, RegistryTable};
+use crate::config::{EtcdKeys, RegistryTable};
 use crate::disk::{Disk, DiskCell};
 use crate::document::{Change, Changes, Document, Key, Lease, Listing, Revision, check_changes, check_lease};
 use crate::error::{Error, Result};
@@ -42,7 +43,7 @@ impl Registry {
     /// [`Error::Invalid`] for a mistake in the table or in a file that it names; [`Error::Denied`] if
     /// the store or the disk cannot be used. etcd is not asked: it may be unavailable for a while.
     pub fn open(table: &RegistryTable, store: Option<Arc<dyn Blocker>>) -> Result<Self> {
-        let mistake = |error: Mistake| Error::Invalid(error.to_string().into());
+        let mistake = |error: ConfigError| Error::Invalid(error.to_string().into());
         table.check().map_err(mistake)?;
         let clock = || -> Arc<dyn Clock> { Arc::new(BootClock) };
         let body = match table {
@@ -238,24 +239,23 @@ impl Watch {
     }
 }
 
-fn connector(keys: &EtcdKeys) -> Result<Connector, Mistake> {
+fn connector(keys: &EtcdKeys) -> Result<Connector, ConfigError> {
     let uses_tls = keys.endpoints.iter().any(|endpoint| endpoint.starts_with("https://"));
     let ca_file: Option<&Path> = Some(&*keys.ca_file).filter(|path| !path.as_os_str().is_empty());
     let tls = match uses_tls {
-        true => {
-            cached_tls::client::with_authorities(ca_file).map_err(|error| Mistake::new("ca_file", error))?
-        }
+        true => cached_tls::client::with_authorities(ca_file)
+            .map_err(|error| ConfigError::new("registry.ca_file", error))?,
         false => cached_tls::client::no_authorities(),
     };
     Ok(Route::new(keys.timeout()).with_tls(tls, true))
 }
 
 /// Returns the login, whose file must have a password now.
-fn login(keys: &EtcdKeys) -> Result<Option<Login>, Mistake> {
+fn login(keys: &EtcdKeys) -> Result<Option<Login>, ConfigError> {
     if keys.user.is_empty() {
         return Ok(None);
     }
     let login = Login { user: keys.user.clone(), password_file: keys.password_file.clone() };
-    login.password().map_err(|why| Mistake::new("password_file", why))?;
+    login.password().map_err(|why| ConfigError::new("registry.password_file", why))?;
     Ok(Some(login))
 }

@@ -16,7 +16,7 @@ use cached_core::arena::MemoryRange;
 use cached_core::kv::policy;
 use cached_memcached::settings::Settings;
 use cached_process::log::LogTable;
-use cached_registry::{Mistake, RegistryTable};
+use cached_registry::RegistryTable;
 use cached_tracing::TracingTable;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -112,8 +112,7 @@ impl File {
         }
         self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))?;
         if let Some(registry) = &self.registry {
-            let wrong = |mistake: Mistake| ConfigError::new(format!("registry.{}", mistake.key), mistake.why);
-            registry.check().map_err(wrong)?;
+            registry.check()?;
         }
         election::check(self)?;
         Ok(settings)
