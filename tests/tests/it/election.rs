@@ -3,13 +3,13 @@
 
 use blocker::Error;
 use cached_tests::daemon::wait_for;
+use cached_tests::ending::SetOnDrop;
 use cached_tests::http;
 use cached_tests::outside::text;
 use cached_tests::pair::{self, Client, NODES, Pair, is_listening};
 use cached_tests::program::workspace_programs;
 use cached_tests::reference;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -36,15 +36,6 @@ fn load(client: &Client, flushed: &AtomicU64, ends: &AtomicBool) -> Option<Error
         flushed.store(round, Ordering::SeqCst);
     }
     None
-}
-
-/// Ends the load when it is dropped.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
 }
 
 fn number(client: &Client) -> u64 {
@@ -151,13 +142,13 @@ fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     let second = 1 - first;
 
     // Step-down under load: nothing that was flushed is missing, and nothing comes later.
-    let (flushed, ends) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (flushed, ends) = (AtomicU64::new(0), AtomicBool::new(false));
     let client = pair.client(first);
     let under_load = std::thread::scope(|scope| {
         let load = scope.spawn(|| load(&client, &flushed, &ends));
         wait_for("some rounds", || (flushed.load(Ordering::SeqCst) >= 5).then_some(()));
         // The load ends even if what follows fails.
-        let over = Ends(&ends);
+        let over = SetOnDrop(&ends);
         let (code, text) = pair.host(first).cachectl(&["leader", "step-down"]);
         assert_eq!(code, 0, "{text}\n{}", pair.host(first).log());
         pair.wait_for_leader(second);
@@ -234,11 +225,11 @@ fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() 
                 [registry]\nkind = \"store\"\n[synapse]\nlisten = [\"127.0.0.1:7\"]\n";
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("c.toml");
-    let check = |program: &str, text: &str| {
-        std::fs::write(&path, text).expect("a file");
+    let check = |program: &str, configuration: &str| {
+        std::fs::write(&path, configuration).expect("a file");
         let mut command = Command::new(workspace_programs().join(program));
         let output = command.arg("--config").arg(&path).arg("--check-config").output().expect("it runs");
-        (output.status.success(), text_of(&output))
+        (output.status.success(), text(&output))
     };
     let (is_right, said) = check("cached", base);
     assert!(is_right, "{said}");
@@ -300,8 +291,4 @@ fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() 
     }
     let (is_right, said) = check("synapsed", "backend = \"memory:\"\n[objects]\nwriter = \"elected\"\n");
     assert!(!is_right && said.contains("objects.writer: is \"elected\", which is for cached"), "{said}");
-}
-
-fn text_of(output: &std::process::Output) -> String {
-    text(output)
 }
