@@ -1,20 +1,13 @@
 //! Upgrades and shutdowns that cross each other: neither is lost, and two processes never serve the
 //! same memory.
 
-use super::{Items, connect, is_memcached};
+use super::{Items, connect, injects_faults, is_memcached};
 use cached_tests::daemon::{DEADLINE, wait_for};
 use cached_tests::upgrade::{Upgradable, memory_directory};
 use std::time::Instant;
 
 /// The exit status of a process that ended because of a defect.
 const DEFECT: i32 = 70;
-
-/// Returns whether the program was built with faults that can be injected.
-fn injects_faults(server: &Upgradable) -> bool {
-    let mut conn = connect(server);
-    conn.send(b"debugtime stall-off\r\n");
-    conn.read_line() == b"OK"
-}
 
 /// Once the old process has handed over the memory, it serves no request any more, whatever happens
 /// to the new one.
@@ -29,7 +22,7 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
         let args = format!("-t 2 --debug-clock -e {}", memory.path().join("memory").display());
         let limit = format!("[process]\nupgrade_timeout_secs = {limit_secs}\n");
         let mut server = Upgradable::start(&args, &limit);
-        if !injects_faults(&server) {
+        if !injects_faults(&mut connect(&server)) {
             return server.end();
         }
         let items = Items::store(&mut connect(&server));

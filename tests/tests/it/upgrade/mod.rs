@@ -33,6 +33,12 @@ fn connect(server: &Upgradable) -> Conn {
     Conn::open(&address(server)).expect("a connection")
 }
 
+/// Returns whether the program was built with faults that can be injected.
+fn injects_faults(conn: &mut Conn) -> bool {
+    conn.send(b"debugtime stall-off\r\n");
+    conn.read_line() == b"OK"
+}
+
 /// Items of every size, with their required content.
 struct Items(Vec<(String, Vec<u8>)>);
 
@@ -250,8 +256,7 @@ impl Failing {
         let args = format!("-t 2 --debug-clock -e {}", memory.path().join("memory").display());
         let server = Upgradable::start(&args, &configuration);
         let mut conn = connect(&server);
-        conn.send(b"debugtime stall-off\r\n");
-        let injects_faults = conn.read_line() == b"OK";
+        let injects_faults = injects_faults(&mut conn);
         let items = Items::store(&mut conn);
         let last = String::new();
         Failing { server, args, configuration, conn, items, injects_faults, last, _memory: memory }

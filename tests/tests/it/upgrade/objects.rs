@@ -1,6 +1,6 @@
 //! Upgrades of a server with an object cache.
 
-use super::{Items, connect, is_memcached};
+use super::{Items, connect, injects_faults, is_memcached};
 use crate::object_http::{Client, pattern};
 use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
@@ -84,8 +84,7 @@ fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_
     let text = configuration(true).replace("upgrade_timeout_secs = 60", &limit);
     let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);
     let mut conn = connect(&server);
-    conn.send(b"debugtime stall-off\r\n");
-    let injects_faults = conn.read_line() == b"OK";
+    let injects_faults = injects_faults(&mut conn);
     let mut objects = Objects::new(3, seed);
     let seen = objects.under_load(&mut server, |server, load| {
         let mut failing = Failing { server, load, conn };
@@ -192,8 +191,7 @@ fn objects_over_http_are_served_through_upgrades() {
     let text = configuration(true) + &format!("[objects.http]\nlisten = [\"{address}\"]\nthreads = 2\n");
     let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);
     let mut conn = connect(&server);
-    conn.send(b"debugtime stall-off\r\n");
-    let injects_faults = conn.read_line() == b"OK";
+    let injects_faults = injects_faults(&mut conn);
     let (acknowledged, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     let more = |count: u64| {
         let before = acknowledged.load(Ordering::SeqCst);
