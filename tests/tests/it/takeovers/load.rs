@@ -130,18 +130,22 @@ impl Load {
         &self.shared.counts
     }
 
-    /// Returns how often the answers have changed from one host to the other.
+    /// Asserts that clients have seen nothing that they must not see.
     ///
     /// # Panics
-    /// With what clients have seen and must not see.
+    /// With what they have seen.
     #[track_caller]
-    pub(crate) fn assert_safe(&self, context: &str) -> u64 {
+    pub(crate) fn assert_safe(&self, context: &str) {
         let faults = lock(&self.shared.faults);
         assert!(faults.is_empty(), "{context}:\n{}", faults.join("\n"));
         assert!(
             !self.thread.as_ref().is_some_and(std::thread::JoinHandle::is_finished),
             "{context}: no load"
         );
+    }
+
+    /// Returns how often the answers have changed from one host to the other.
+    pub(crate) fn changes(&self) -> u64 {
         changes(&mut lock(&self.shared.answers))
     }
 

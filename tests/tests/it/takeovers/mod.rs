@@ -61,7 +61,8 @@ fn progress(hosts: &Hosts, load: &Load, context: &str) {
 /// Checks what clients have seen. Each change between the hosts takes a new leadership, with a new
 /// epoch.
 fn check(hosts: &Hosts, load: &Load, context: &str, first_epoch: u64) {
-    let changes = load.assert_safe(context);
+    load.assert_safe(context);
+    let changes = load.changes();
     let (_, epoch) = hosts.leader();
     assert!(
         changes <= epoch - first_epoch,
