@@ -190,14 +190,19 @@ impl Shared {
         lock(&self.faults).push(text);
     }
 
-    async fn run(self: Arc<Self>, seed: u64) {
-        let client = loop {
-            match SynapseBlocker::connect(config(&self.hosts.join(","))).await {
-                Ok(client) => break client,
-                Err(_) if self.is_over() => return,
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+    /// Connects a client; `None` if the load ends before.
+    async fn connect(&self, config: ClientConfig) -> Option<SynapseBlocker> {
+        loop {
+            match SynapseBlocker::connect(config.clone()).await {
+                Ok(client) => return Some(client),
+                Err(_) if self.is_over() => return None,
+                Err(_) => tokio::time::sleep(READ_PAUSE).await,
             }
-        };
+        }
+    }
+
+    async fn run(self: Arc<Self>, seed: u64) {
+        let Some(client) = self.connect(config(&self.hosts.join(","))).await else { return };
         let mut tasks = Vec::new();
         for number in 0..self.registers.len() {
             let random = SmallRng::seed_from_u64(seed.wrapping_mul(1_000_003) ^ number as u64);
@@ -307,13 +312,7 @@ impl Shared {
         // Requests to a stopped host wait until it continues.
         (config.keep_alive, config.peer_timeout) = (CALL_TIMEOUT, 2 * CALL_TIMEOUT);
         (config.connect_timeout, config.reconnect_timeout) = (CALL_TIMEOUT, Duration::from_millis(50));
-        let client = loop {
-            match SynapseBlocker::connect(config.clone()).await {
-                Ok(client) => break client,
-                Err(_) if self.is_over() => return,
-                Err(_) => tokio::time::sleep(READ_PAUSE).await,
-            }
-        };
+        let Some(client) = self.connect(config).await else { return };
         let in_flight = Arc::new(AtomicU64::new(0));
         let mut number = 0;
         while !self.is_over() {
