@@ -2,11 +2,10 @@
 //! for it.
 
 use crate::http;
-use crate::outside::{run, text};
+use crate::outside::{kill_with_thread, run, text};
 use crate::program::workspace_programs;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -115,13 +114,7 @@ impl Daemon {
             command.arg("-s").arg(dir.path().join("memcached"));
         }
         command.stdout(log.try_clone().expect("a log")).stderr(log);
-        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        kill_with_thread(&mut command);
         let child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
         let mut daemon = Daemon { child, dir, admin: String::new() };
         let path = daemon.path("log");

@@ -37,6 +37,18 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
+/// Has the kernel kill a program when the thread that starts it ends, so that none is left behind
+/// when a test is killed. A test must therefore start a program on a thread that outlives it.
+pub fn kill_with_thread(command: &mut Command) {
+    // SAFETY: prctl is async-signal-safe and accesses none of this process's memory.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
 /// Runs a command to its end and returns its output.
 ///
 /// # Panics

@@ -2,12 +2,12 @@
 //! drop.
 
 use crate::conn::Conn;
+use crate::outside::kill_with_thread;
 use crate::program::{Flavour, Program};
 use crate::tls::{BOTH, Certificates};
 use rustls::ClientConfig;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -176,15 +176,7 @@ impl Start {
         let mut command = Command::new(&self.program.path);
         command.envs(self.variables.iter().map(|(name, path)| (name, path)));
         command.args(&self.args).current_dir(dir.path()).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
-        // SAFETY: prctl is async-signal-safe and accesses none of this process's memory. The signal
-        // is sent when the thread that started the server ends, so a test must keep its servers on
-        // the thread that created them.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        kill_with_thread(&mut command);
         command
     }
 }

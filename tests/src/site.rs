@@ -13,6 +13,7 @@ use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
 use synapse::{Address, SynapseBlocker};
 
+use crate::outside::kill_with_thread;
 use crate::program::workspace_programs;
 use crate::{daemon, object_client};
 
@@ -131,13 +132,7 @@ impl Site {
             command.uid(uid).gid(uid);
         }
         command.stdin(Stdio::null()).stdout(out).stderr(err);
-        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        kill_with_thread(&mut command);
         Running { child: command.spawn().expect("the program starts"), log, log_begin }
     }
 

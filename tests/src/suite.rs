@@ -5,6 +5,7 @@
 //! resembles memcached's build: its `memcached-debug` starts the server under test. A pass with TLS
 //! encrypts every connection of every file, like memcached's `make test_tls`.
 
+use crate::outside::kill_with_thread;
 use crate::program::{Flavour, Program};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -256,13 +257,7 @@ pub fn run(source: &Path, file: &str, pass: Pass, number: u32, program: &Program
             command.env("SSL_TEST", "1");
         }
     }
-    // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-    unsafe {
-        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
+    kill_with_thread(&mut command);
     let mut child = command.spawn().expect("perl runs");
     let group = i32::try_from(child.id()).expect("a process id");
     let status = loop {

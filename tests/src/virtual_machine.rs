@@ -9,7 +9,7 @@ mod scenario;
 mod succeeded;
 mod system;
 
-use std::os::unix::process::CommandExt;
+use crate::outside::kill_with_thread;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -71,13 +71,7 @@ impl VirtualMachine {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
-        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        kill_with_thread(&mut command);
         let mut child = command.spawn().expect("qemu-system-x86_64 starts");
         let reports = Lines::of(child.stdout.take().expect("piped"));
         Self { child, reports, console: console.to_path_buf(), synced: 0, verified: 0 }

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::object_client;
+use crate::outside::kill_with_thread;
 use synapse::{Address, SynapseBlocker};
 
 /// The time limit for a start or an orderly end on a busy machine.
@@ -68,13 +68,7 @@ impl Place {
             command.args(["-u", "root"]);
         }
         command.stdin(Stdio::null()).stdout(out).stderr(err);
-        // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-        unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            });
-        }
+        kill_with_thread(&mut command);
         Process { child: command.spawn().expect("cached starts"), log }
     }
 

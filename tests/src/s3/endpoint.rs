@@ -3,12 +3,11 @@
 
 use crate::ceph::Cluster;
 use crate::daemon::DEADLINE;
-use crate::outside::{find_program, run, skip, text};
+use crate::outside::{find_program, kill_with_thread, run, skip, text};
 use crate::server::bring_up;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::TcpStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -143,13 +142,7 @@ impl Endpoint {
             command.arg("posix").arg("--versioning-dir").arg(&versions).arg(&objects);
             command.env("ROOT_ACCESS_KEY_ID", ROOT[0]).env("ROOT_SECRET_ACCESS_KEY", ROOT[1]);
             command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
-            // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-            unsafe {
-                command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                });
-            }
+            kill_with_thread(&mut command);
             let mut child = command.spawn().expect("versitygw runs");
             is_up(port, || child.try_wait().expect("the state of versitygw").is_none())
                 .then(|| (child, format!("http://127.0.0.1:{port}")))

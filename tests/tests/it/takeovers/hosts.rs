@@ -1,14 +1,13 @@
 //! A pair of hosts with the store and the registry that they share, each behind relays.
 
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use cached_tests::ceph::Cluster;
 use cached_tests::daemon::{Daemon, wait_for, write_secret};
-use cached_tests::outside::{find_program, skip};
+use cached_tests::outside::{find_program, kill_with_thread, skip};
 use cached_tests::pair::Pair;
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
@@ -73,13 +72,7 @@ impl Etcd {
             command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
             command.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
             command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
-            // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-            unsafe {
-                command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                });
-            }
+            kill_with_thread(&mut command);
             let mut child = command.spawn().expect("etcd runs");
             let address = SocketAddr::from(([127, 0, 0, 1], port));
             let is_up = wait_for("etcd", || match child.try_wait().expect("its state") {
