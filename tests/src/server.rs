@@ -2,12 +2,13 @@
 //! drop.
 
 use crate::conn::Conn;
+use crate::daemon::DEADLINE;
 use crate::outside::kill_with_thread;
 use crate::program::{Flavour, Program};
 use crate::tls::{BOTH, Certificates};
 use rustls::ClientConfig;
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -413,6 +414,24 @@ pub fn bring_up<T>(what: &str, mut attempt: impl FnMut(u16) -> Option<T>) -> T {
     const ATTEMPTS: usize = 5;
     let mut attempts = (0..ATTEMPTS).filter_map(|_| attempt(free_port().port()));
     attempts.next().unwrap_or_else(|| panic!("{what} has ended, {ATTEMPTS} times"))
+}
+
+/// Waits until a program listens on a loopback port. Returns false if the program has ended: then
+/// another one may have the port.
+///
+/// # Panics
+/// If the program does neither in time.
+pub fn is_up(child: &mut Child, port: u16) -> bool {
+    let mut lives = || child.try_wait().expect("the state of a child").is_none();
+    let deadline = Instant::now() + DEADLINE;
+    while lives() {
+        if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return lives();
+        }
+        assert!(Instant::now() < deadline, "the program does not listen on port {port}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
 }
 
 fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {

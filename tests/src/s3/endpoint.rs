@@ -4,13 +4,12 @@
 use crate::ceph::Cluster;
 use crate::daemon::DEADLINE;
 use crate::outside::{find_program, kill_with_thread, run, skip, text};
-use crate::server::bring_up;
+use crate::server::{bring_up, is_up};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// A program that is an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,8 +143,7 @@ impl Endpoint {
             command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
             kill_with_thread(&mut command);
             let mut child = command.spawn().expect("versitygw runs");
-            is_up(port, || child.try_wait().expect("the state of versitygw").is_none())
-                .then(|| (child, format!("http://127.0.0.1:{port}")))
+            is_up(&mut child, port).then(|| (child, format!("http://127.0.0.1:{port}")))
         });
         Some(Self { kind: Kind::Versitygw, url, process: Process::Versitygw { child, program, _dir: dir } })
     }
@@ -221,18 +219,4 @@ impl Drop for Process {
             let _ = child.wait();
         }
     }
-}
-
-/// Waits until a program listens on a loopback port, or until `lives` returns false. Returns
-/// whether the program listens.
-fn is_up(port: u16, mut lives: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + DEADLINE;
-    while lives() {
-        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-            return lives();
-        }
-        assert!(Instant::now() < deadline, "the endpoint does not listen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    false
 }

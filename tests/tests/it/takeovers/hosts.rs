@@ -11,7 +11,7 @@ use cached_tests::outside::{find_program, kill_with_thread, skip};
 use cached_tests::pair::Pair;
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
-use cached_tests::server::{bring_up, free_port};
+use cached_tests::server::{bring_up, free_port, is_up};
 
 use super::relay::Relay;
 
@@ -74,12 +74,7 @@ impl Etcd {
             command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
             kill_with_thread(&mut command);
             let mut child = command.spawn().expect("etcd runs");
-            let address = SocketAddr::from(([127, 0, 0, 1], port));
-            let is_up = wait_for("etcd", || match child.try_wait().expect("its state") {
-                Some(_) => Some(false),
-                None => std::net::TcpStream::connect(address).is_ok().then_some(true),
-            });
-            is_up.then_some((child, address))
+            is_up(&mut child, port).then(|| (child, SocketAddr::from(([127, 0, 0, 1], port))))
         });
         Some(Self { child, address, _dir: dir })
     }
