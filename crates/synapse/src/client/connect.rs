@@ -248,8 +248,8 @@ impl Shared {
         }
     }
 
-    /// Tries the next server first from now on, if `server` is still the one in use: it is silent,
-    /// or ends connections before it has answered anything.
+    /// Tries the next server first from now on, because a connection to `server` has ended: unless
+    /// another lane has moved on already.
     pub(super) fn leave(&self, server: usize) {
         let count = self.config.addresses.count();
         {
