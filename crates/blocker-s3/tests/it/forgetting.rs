@@ -10,7 +10,7 @@ use blocker::{
 };
 use blocker_s3::{S3Config, S3Store, Swept};
 
-use crate::http::{Double, Trouble};
+use crate::http::{DEADLINE, Double, Trouble};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
@@ -46,7 +46,7 @@ impl Place {
     /// Waits until only `blobs` blobs are left, then lets two hours pass: the store removes the blobs of a
     /// deleted object in the background, and a sweep that found one would make the head young again.
     fn grow_old(&self, blobs: usize) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + DEADLINE;
         while self.server.keys("d/").len() > blobs {
             assert!(Instant::now() < deadline, "{:?}", self.server.keys("d/"));
             std::thread::yield_now();

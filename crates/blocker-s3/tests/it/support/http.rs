@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+/// The time limit for a condition. Generous, because the machine may be busy.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
