@@ -294,7 +294,7 @@ mod tests {
     fn an_error_names_what_was_found() {
         let key = Key::new("a").unwrap();
         let conflict = |found| Error::Conflict { key: key.clone(), found }.to_string();
-        assert_eq!(conflict(Some(Revision(7))), "a has revision 7, not the expected revision");
-        assert_eq!(conflict(None), "a has no revision: it does not exist, not the expected revision");
+        assert_eq!(conflict(Some(Revision(7))), "a is not as expected: it has revision 7");
+        assert_eq!(conflict(None), "a is not as expected: it does not exist");
     }
 }

@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A document does not have the expected revision, and nothing was changed. Read it again.
-    #[error("{key} has {}, not the expected revision", .found.map_or("no revision: it does not exist".to_owned(), |found| format!("revision {found}")))]
+    #[error("{key} is not as expected: it {}", .found.map_or("does not exist".to_owned(), |found| format!("has revision {found}")))]
     Conflict {
         /// The document.
         key: Key,
