@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::document::{Candidate, LeaderDocument, Release};
 use super::elector::{Leadership, Part};
-use crate::document::{Change, Expect, Key};
+use crate::document::{Change, Document, Expect, Key};
 use crate::error::{Error, Result};
 use crate::registry::Registry;
 
@@ -111,8 +111,7 @@ impl Candidates {
     async fn refresh(&self) -> Result<()> {
         let listing = self.registry.list(PREFIX).await?;
         let known = listing.documents.iter().filter_map(|document| {
-            let number = document.key.as_str().strip_prefix(PREFIX)?.parse().ok()?;
-            Some((number, LeaderDocument::decode(&document.value).ok()?))
+            Some((number_of(document)?, LeaderDocument::decode(&document.value).ok()?))
         });
         *self.known.lock() = known.collect();
         Ok(())
@@ -137,13 +136,16 @@ impl Candidates {
         for document in &listing.documents {
             let Ok(LeaderDocument { node, .. }) = LeaderDocument::decode(&document.value) else { continue };
             if node == *name {
-                let number =
-                    document.key.as_str().strip_prefix(PREFIX).and_then(|number| number.parse().ok());
-                return Ok(number.filter(|_| self.number.is_some()));
+                return Ok(number_of(document).filter(|_| self.number.is_some()));
             }
             names.push(node);
         }
         let names = names.join(", ");
         Err(Error::Invalid(format!("{name} is not a candidate; the candidates are {names}").into()))
     }
+}
+
+/// Returns the number of a candidate on a disk, from the name of its document.
+fn number_of(document: &Document) -> Option<usize> {
+    document.key.as_str().strip_prefix(PREFIX)?.parse().ok()
 }
