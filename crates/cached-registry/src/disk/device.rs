@@ -155,7 +155,7 @@ impl Disk {
         let crc = slot_crc(slot.bytes(), table.len());
         put_words(&mut slot.bytes_mut()[(SLOT_WORDS - 1) * 8..], &[crc]);
         let at = self.slot_at(node, version);
-        self.file.write_all_at(slot.bytes(), at).map_err(|error| self.outcome("written", &error))
+        self.file.write_all_at(slot.bytes(), at).map_err(|error| self.unwritten(&error))
     }
 
     /// Returns the proposal for `version` from a slot of `node`; `None` if the slot has another
@@ -227,7 +227,7 @@ impl Disk {
         let crc = u64::from(crc32fast::hash(&record.bytes()[..words.len() * 8]));
         record.bytes_mut()[words.len() * 8..][..8].copy_from_slice(&crc.to_le_bytes());
         let at = ((first + node) * BLOCK_BYTES) as u64;
-        self.file.write_all_at(record.bytes(), at).map_err(|error| self.outcome("written", &error))
+        self.file.write_all_at(record.bytes(), at).map_err(|error| self.unwritten(&error))
     }
 
     fn decode(&self, record: &[u8]) -> Result<(Block, Noted)> {
@@ -258,8 +258,9 @@ impl Disk {
         Error::Unavailable(format!("{} cannot be {done}: {error}", self.path.display()).into())
     }
 
-    fn outcome(&self, done: &str, error: &io::Error) -> Error {
-        Error::OutcomeUnknown(format!("{} cannot be {done}: {error}", self.path.display()).into())
+    /// Returns the error for a failed write, which may be on the disk in part or in whole.
+    fn unwritten(&self, error: &io::Error) -> Error {
+        Error::OutcomeUnknown(format!("{} cannot be written: {error}", self.path.display()).into())
     }
 
     fn damage(&self, why: &str) -> Error {
