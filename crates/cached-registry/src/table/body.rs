@@ -72,7 +72,6 @@ impl<C: Cell> TableBody<C> {
                 return Ok(changes);
             }
             if !ended.is_empty() {
-                // If another host was faster, the next read shows it.
                 self.end(version, table, &ended).await?;
                 continue;
             }
@@ -88,11 +87,13 @@ impl<C: Cell> TableBody<C> {
         Ok((content.version, table, ended))
     }
 
-    async fn end(&self, version: Option<u64>, mut table: Table, ended: &[LeaseId]) -> Result<bool> {
+    /// Ends leases in the table, unless it has changed meanwhile.
+    async fn end(&self, version: Option<u64>, mut table: Table, ended: &[LeaseId]) -> Result<()> {
         for lease in ended {
             table.end(*lease);
         }
-        self.cell.swap(version, table.encode()?).await
+        // If another host was faster, the next read shows it.
+        self.cell.swap(version, table.encode()?).await.map(drop)
     }
 
     /// Makes a change of the newest table. Returns its outcome, and the time before the successful
