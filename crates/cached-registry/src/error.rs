@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::agreement::Usurped;
 use crate::document::{Key, Revision};
 
 /// The text of an error, for people.
@@ -50,4 +51,10 @@ pub enum Error {
     /// The registry's content is damaged.
     #[error("the registry is damaged: {0}")]
     Corrupt(Reason),
+}
+
+impl From<Usurped> for Error {
+    fn from(usurped: Usurped) -> Self {
+        Self::Denied(usurped.to_string().into())
+    }
 }

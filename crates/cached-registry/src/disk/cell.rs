@@ -7,7 +7,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::device::{Disk, NODES_MAX, Noted, Slot};
-use crate::agreement::{Agreement, Step, Usurped};
+use crate::agreement::{Agreement, Step};
 use crate::error::{Error, Result};
 use crate::table::{Cell, Content, random};
 
@@ -180,9 +180,7 @@ impl Shared {
                 Step::Read => {
                     let read = self.disk.read_agreement().inspect_err(|_| agreement.failed())?;
                     let blocks: Vec<_> = read.into_iter().map(|(block, _)| block).collect();
-                    agreement
-                        .read(&blocks)
-                        .map_err(|usurped: Usurped| Error::Denied(usurped.to_string().into()))?
+                    agreement.read(&blocks)?
                 }
                 Step::Decided(node) => return Ok(Some(node)),
                 Step::Suspended { .. } => return Ok(None),

@@ -243,10 +243,9 @@ impl Machine for Blocks {
 
     fn reply(&mut self, now: Timestamp, reply: BlockReply) -> Result<(), Fault> {
         match reply {
-            BlockReply::Read(blocks) => self
-                .machine
-                .read(now, &blocks)
-                .map_err(|usurped| Fault { error: Error::Denied(usurped.to_string().into()), ends: true }),
+            BlockReply::Read(blocks) => {
+                self.machine.read(now, &blocks).map_err(|usurped| Fault { error: usurped.into(), ends: true })
+            }
             BlockReply::Written => {
                 self.machine.written(now);
                 Ok(())
