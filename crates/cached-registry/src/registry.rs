@@ -192,12 +192,12 @@ impl Registry {
         }
     }
 
-    /// Returns whether a watch is told of changes, instead of reading again and again.
+    /// Returns whether the body reports changes to a watch, which otherwise reads again and again.
     pub(crate) fn tells_changes(&self) -> bool {
         matches!(&*self.0, Body::File(_) | Body::Etcd(_))
     }
 
-    /// Opens the registry in a store, by another clock.
+    /// Opens the registry in a store, with another clock.
     #[cfg(test)]
     pub(crate) fn in_store(store: Arc<dyn Blocker>, clock: Arc<dyn Clock>) -> Self {
         let keys = crate::config::StoreKeys::default();

@@ -5,9 +5,9 @@
 //! block of 4 KiB   0: header   1..=N: agreement on the table   N+1..=2N: election   then 2 slots for each node
 //! ```
 //!
-//! A node is one process, with a number below N that no other process uses. Only its first 512 bytes
-//! of a block of the agreement or the election are used, so that it is written whole or not at all on
-//! every disk.
+//! A node is one process, with a number below N that no other process uses. Only the first 512
+//! bytes of a block of the agreement or the election are used, so that it is written whole or not at all
+//! on every disk.
 //!
 //! A change of the table is the [agreement](crate::agreement) of one epoch: version V of the table is
 //! what epoch V decides. A node writes its proposal to one of its slots (V modulo 2), enters the

@@ -19,7 +19,7 @@ use crate::clock::BootClock;
 use crate::error::{Error, Result};
 use crate::registry::Registry;
 
-/// The outcome of a claim to come.
+/// The outcome of a claim under way.
 pub type Claiming = Pin<Box<dyn Future<Output = Claimed> + Send>>;
 
 /// The maximum number of requests to step down that wait for the driver.
@@ -49,7 +49,7 @@ pub fn elect(
 type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 type Claim = Box<dyn Fn(Epoch) -> Claiming + Send>;
 
-/// As [`elect`], by another clock.
+/// The same as [`elect`], with another clock.
 pub(super) fn elect_by(
     clock: Arc<dyn Clock>,
     registry: &Registry,
@@ -101,7 +101,7 @@ async fn run<M: Machine>(
     }
 }
 
-/// What a driver has from its handle.
+/// What [`elect_by`] hands to the driver.
 struct Parts {
     clock: Arc<dyn Clock>,
     shared: Arc<Shared>,
@@ -196,7 +196,7 @@ impl<M: Machine> Driver<M> {
                 Some(leader) => format!("this host does not lead, but {} does", leader.node),
                 None => "this host does not lead".into(),
             };
-            // Whoever has asked may be gone.
+            // Fails if the caller no longer waits for the answer.
             let _ = done.send(Err(Error::Denied(text.into())));
             return;
         }
@@ -274,7 +274,7 @@ impl<M: Machine> Driver<M> {
     }
 }
 
-/// A host that takes part no longer does not serve.
+/// When the host no longer takes part in the election, it stops serving.
 impl<M: Machine> Drop for Driver<M> {
     fn drop(&mut self) {
         self.parts.shared.leadership.send_modify(|leadership| {

@@ -208,7 +208,7 @@ fn a_leader_steps_down_for_one_host_or_any() {
     world.until(b, LEASE, |leadership| leads(leadership, "c"));
     let refused = world.step_down(b, Release::Anyone).unwrap_err();
     assert_eq!(refused.to_string(), "this host does not lead, but c does");
-    // Whoever has stepped down last is the last one to return.
+    // The host that has stepped down last is the last one to return.
     world.step_down(c, Release::Anyone).unwrap();
     world.advance(LEASE / 2);
     assert!(world.host(c).elector.lease().is_none());

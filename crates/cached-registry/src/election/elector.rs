@@ -15,8 +15,7 @@ use super::document::{LeaderDocument, Release};
 use crate::error::{Error, Result};
 
 /// The time for which this host serves in one leadership, on this host's clock. Each leadership has
-/// a lease of its own, so whoever keeps the lease of an earlier leadership is never misled by a later
-/// one.
+/// a lease of its own, so the lease of an earlier leadership never holds again during a later one.
 pub struct Lease {
     clock: Arc<dyn Clock>,
     /// The end of the lease, in nanoseconds; 0 after the leadership.

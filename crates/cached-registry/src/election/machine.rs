@@ -34,7 +34,7 @@ pub(super) struct Fault {
     pub(super) ends: bool,
 }
 
-/// A machine with its place.
+/// A machine, and the registry or the disk on which its operations are executed.
 pub(super) trait Machine: Send {
     type Op: Send;
     type Reply: Send;
@@ -55,9 +55,10 @@ pub(super) trait Machine: Send {
     fn leader(&self, now: Timestamp) -> Option<LeaderDocument>;
     /// Returns why this standby may take the lease when it is free; `None` if it is not known.
     fn vacancy(&self) -> Option<Cause>;
+    /// Makes the host read the state of the election at once.
     fn look(&mut self, now: Timestamp);
-    /// Returns a future that ends when a look is worth while before its time; `None` if only looks
-    /// tell.
+    /// Returns a future that ends when the registry reports a change for which the machine should
+    /// [look](Self::look) at once; `None` if changes are not reported.
     fn hint(&self) -> Option<Boxed<()>>;
 }
 

@@ -48,7 +48,7 @@ impl Login {
     }
 }
 
-/// What a request may do twice.
+/// Whether a request may be sent twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
     /// Sent to another endpoint if the answer is lost.
@@ -111,7 +111,8 @@ impl EtcdClient {
                     *self.token.lock() = None;
                     continue;
                 }
-                // Unavailable and its relatives: a leader is being elected, or was while etcd worked on it.
+                // Cancelled, unknown, deadline exceeded, internal, unavailable: etcd was electing a leader,
+                // perhaps while it executed the request.
                 Failure::Refused { code: 1 | 2 | 4 | 13 | 14, why } => (why, true),
                 Failure::Refused { code, why } => return Err(refusal(code, why)),
                 Failure::NotSent(why) => (why, false),
@@ -253,7 +254,7 @@ impl EtcdClient {
     }
 }
 
-/// Returns whether an error of etcd means that the client must log in, or log in again.
+/// Returns whether an error of etcd means that the client must log in, for the first time or again.
 pub(super) fn is_login(code: u64, why: &str) -> bool {
     code == 16 || why.contains("user name is empty") || why.contains("invalid auth token")
 }

@@ -1,8 +1,8 @@
 //! The whole registry as one small table, for places that have no registry of their own.
 //!
 //! A [`Cell`] holds the encoded table and replaces it by compare-and-set: an object of a store, or
-//! blocks of a disk. `content` is the table as a value; `body` makes the registry's operations of
-//! it. Nothing here does I/O.
+//! blocks of a disk. `content` is the table as a value; `body` implements the registry's
+//! operations on it. All I/O is the cell's.
 
 mod body;
 mod content;
