@@ -1,5 +1,5 @@
-//! `[objects.election]`: the election of the one host that writes to the store, and what it rules
-//! out. The table has an effect only with `writer = "elected"`.
+//! `[objects.election]`: the election of the one host that writes to the store, and the settings that
+//! cannot be used with it. The table has an effect only with `writer = "elected"`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -20,8 +20,8 @@ with_defaults! {
     pub struct ElectionTable {
         /// The name of this host among the candidates; if empty, the host's name.
         pub node: String = String::new(),
-        /// The address that other hosts and clients are told, `HOST:PORT`; if empty, the first
-        /// address of the synapse listener, unless that is one of all interfaces.
+        /// The address at which other hosts and clients reach this host, `HOST:PORT`; if empty, the
+        /// first address of the synapse listener, which must not be one of all interfaces then.
         pub address: String = String::new(),
         /// The time without a renewal after which another host takes over, the same on all hosts.
         pub lease_secs: u64 = 10,

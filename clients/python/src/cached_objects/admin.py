@@ -226,7 +226,7 @@ class Admin:
         self._until_done("/namespaces/set", body)
 
     def flush_namespace(self, name: str) -> None:
-        """Stores everything that is acknowledged in a namespace. Clients continue meanwhile."""
+        """Stores everything that is acknowledged in a namespace. Clients can read and write meanwhile."""
         self._until_done("/namespaces/flush", {"namespace": name})
 
     def remove_namespace(self, name: str, *, flush: bool = False, discard_dirty: bool = False) -> Removed:

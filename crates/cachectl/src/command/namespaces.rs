@@ -36,8 +36,8 @@ pub(crate) enum Namespaces {
     /// --timeout passes before dirty data are stored, the exit code is not 0, and the rest is stored
     /// in the background.
     Set(Set),
-    /// Store all dirty data of a namespace. Clients continue meanwhile; what they write after the
-    /// command has begun is not waited for.
+    /// Store all dirty data of a namespace. Clients can read and write meanwhile; the command does not
+    /// wait for what they write after it has begun.
     ///
     /// The write mode stays as it is. If --timeout passes before the data are stored, the exit code is
     /// not 0, and the rest is stored in the background.

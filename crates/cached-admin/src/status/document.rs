@@ -114,7 +114,7 @@ pub struct ElectionPart {
     pub role: &'static str,
     /// This host's name in the election.
     pub node: String,
-    /// The address of this host that others are told.
+    /// The address at which other hosts and clients reach this host.
     pub address: String,
     /// The epoch of this host's leadership.
     pub epoch: Option<u64>,

@@ -1,5 +1,5 @@
 //! What an elected writer requires of the other tables: a registry that can elect, and an address
-//! that other hosts can be told.
+//! at which other hosts and clients reach this one.
 
 use super::File;
 use cached_config::{ConfigError, ElectionTable, ObjectsTable, invalid, require};
@@ -37,7 +37,7 @@ pub(super) fn check(file: &File) -> Result<(), ConfigError> {
     address(file).map(drop)
 }
 
-/// Returns the address that other hosts and clients are told.
+/// Returns the address at which other hosts and clients reach this host.
 ///
 /// # Errors
 /// The key to set, if the address cannot be derived.

@@ -194,7 +194,8 @@ impl Double {
         let mut state = self.state.0.lock();
         let deadline = Instant::now() + DEADLINE;
         while state.held < count {
-            // Whoever was to send the request may have failed; the end of the test shows how.
+            // If the client of the test has failed, no request comes; its own error is reported at the end of the
+            // test.
             let waited = self.state.1.wait_until(&mut state, deadline);
             assert!(!waited.timed_out(), "{} requests are held, not {count}", state.held);
         }
