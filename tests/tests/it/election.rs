@@ -1,5 +1,5 @@
 //! Two hosts with an elected writer over one store: who leads, what a takeover keeps, and that
-//! nobody answers from a past that is over.
+//! a host that no longer leads answers nothing.
 
 use blocker::Error;
 use cached_tests::daemon::wait_for;
@@ -118,7 +118,7 @@ fn a_host_that_was_stopped_beyond_its_lease_answers_nothing_and_becomes_a_standb
         pair.host(stopped).signal(libc::SIGCONT);
         asked.join().expect("the reader")
     });
-    assert_ne!(asked, Ok(Some(b"old".to_vec())), "an answer from a past that is over");
+    assert_ne!(asked, Ok(Some(b"old".to_vec())), "an answer from a host that no longer leads");
     wait_for("it is a standby", || {
         let report = pair.report(stopped);
         (report["role"] == "standby" && report["leader"]["node"] == NODES[next]).then_some(())

@@ -126,7 +126,7 @@ fn the_next_leader_reads_what_is_stored_and_the_last_one_changes_nothing_more() 
     leaders.write(&first, &id("a"), pattern(2, 0, 5000)).unwrap();
 
     let second = leaders.start(WriteMode::Back, 2);
-    same(&leaders.read(&second, &id("a")).unwrap(), &pattern(1, 0, 5000), "what is stored");
+    same(&leaders.read(&second, &id("a")).unwrap(), &pattern(1, 0, 5000), "what the first leader has stored");
     leaders.write(&second, &id("a"), pattern(3, 0, 5000)).unwrap();
     leaders.sim.run(second.flush(FlushRequest::new(Scope::All))).unwrap();
 

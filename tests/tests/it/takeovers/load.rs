@@ -5,7 +5,7 @@
 //! itself. A number that is read
 //!
 //! - is not below one that was acknowledged as *stored* before the read was requested: nothing
-//!   stored is lost or undone, and no host answers from a past that is over;
+//!   stored is lost or undone, and no host answers from a cache of an earlier leadership;
 //! - is not below one that was acknowledged as *cached*, if the clients' connections are still the
 //!   same: then no other cache has taken over;
 //! - was written, and not refused.

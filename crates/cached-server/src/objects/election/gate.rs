@@ -1,4 +1,5 @@
-//! The gate before the cache of an elected leader: nobody is answered from a past that is over.
+//! The gate before the cache of an elected leader: no client is answered from the cache of a host that
+//! no longer leads.
 //!
 //! Each request checks the lease first. If the answer is not ready at once, the lease is checked
 //! again when it is: an answer counts for a moment at which the lease held. Changes that the store
@@ -229,7 +230,7 @@ mod tests {
             for answer in &answers[1..4] {
                 assert!(matches!(answer, Err(Error::Retryable(_))), "{answer:?}");
             }
-            assert_eq!(answers[4], Ok(()), "a flush says only what is stored");
+            assert_eq!(answers[4], Ok(()), "a flush whose data the store has succeeds also after the lease");
         }
     }
 

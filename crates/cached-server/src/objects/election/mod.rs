@@ -69,7 +69,7 @@ pub(super) struct StepDown {
 
 impl StepDown {
     pub(super) fn answer(self, outcome: Result<(), String>) {
-        // Whoever has asked may be gone.
+        // Fails if the operator no longer waits for the answer.
         let _ = self.done.send(outcome);
     }
 }
