@@ -17,7 +17,7 @@ use blocker::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Reason, Result};
 use crate::table::{Cell, Content, TABLE_BYTES_MAX};
 
 /// The maximum number of stamps that one change tries: each one is above the stamp or the epoch that
@@ -88,7 +88,7 @@ impl Cell for StoreCell {
         let Some(answer) =
             until(&*self.clock, Some(deadline), async { self.store.read(request).await }).await
         else {
-            return Err(unanswered(self.timeout));
+            return Err(Error::Unavailable(unanswered(self.timeout)));
         };
         match answer {
             Ok(reply) if reply.size_bytes > TABLE_BYTES_MAX as u64 => {
@@ -108,7 +108,7 @@ impl Cell for StoreCell {
             let request = self.write(expected, bytes.clone());
             let writing = async { self.store.write_full(request).await };
             let Some(answer) = until(&*self.clock, Some(deadline), writing).await else {
-                return Err(Error::OutcomeUnknown(unanswered(self.timeout).to_string().into()));
+                return Err(Error::OutcomeUnknown(unanswered(self.timeout)));
             };
             return match answer {
                 Ok(_) => Ok(true),
@@ -135,11 +135,11 @@ impl Cell for StoreCell {
     }
 }
 
-fn unanswered(timeout: Duration) -> Error {
-    Error::Unavailable(format!("the store has not answered within {} s", timeout.as_secs_f64()).into())
+fn unanswered(timeout: Duration) -> Reason {
+    format!("the store has not answered within {} s", timeout.as_secs_f64()).into()
 }
 
-/// Checks the name of the registry's namespace.
+/// Returns whether this can be the name of the registry's namespace.
 pub(crate) fn is_namespace(name: &str) -> bool {
     name.parse::<Namespace>().is_ok()
 }
