@@ -30,7 +30,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end -}}
 
-{{/* A TLS table; its files are in a Secret. Names of volumes have no dots. */}}
+{{/* A TLS table; its files are in a Secret. The name of a volume must not contain the dots of the table. */}}
 {{- define "cached.tls" -}}
 {{- if .tls.secretName }}
 {{- $directory := printf "/run/secrets/cached/%s-tls" (.table | replace "." "-") }}
@@ -293,7 +293,7 @@ upstream_secret_file = "/run/secrets/cached/s3-upstream/secret"
 {{- $chunks := mul (int .Values.objects.objectMiBMax) 4 -}}
 {{- $objects := div (mul (int .Values.objects.countMax) (add 350 (mul $chunks 280))) 1048576 -}}
 {{- $sum = add $sum $memory (div (mul $memory 24) 4096) $objects (int .Values.objects.backendMiB) 2 -}}
-{{- /* The election has a connection to the store of its own. */ -}}
+{{- /* The election has its own connection to the store. */ -}}
 {{- if .Values.objects.election.enabled }}{{ $sum = add $sum (int .Values.objects.backendMiB) }}{{ end -}}
 {{- with .Values.objects.http -}}
 {{- /* A connection's 80 KiB and four heads of 16 KiB. */ -}}
