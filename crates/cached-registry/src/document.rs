@@ -213,8 +213,13 @@ pub struct Lease {
 
 impl Lease {
     pub(crate) fn new(id: LeaseId, duration: Duration, sent: Timestamp) -> Self {
-        Self { id, duration, until: sent + duration / 3 * 2 }
+        Self { id, duration, until: sent + relied_on(duration) }
     }
+}
+
+/// Returns the time for which its holder may rely on a lease, from before a renewal was sent.
+pub(crate) fn relied_on(lease: Duration) -> Duration {
+    lease / 3 * 2
 }
 
 /// Checks the duration of a lease.

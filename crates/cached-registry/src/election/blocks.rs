@@ -45,9 +45,6 @@ const RESTARTS_MAX: u32 = 8;
 /// The shortest epoch time is this multiple of the time that an epoch takes.
 const MARGIN: u32 = 10;
 
-/// The epoch time if the blocks allow it.
-const EPOCH_TIME: Duration = Duration::from_secs(1);
-
 /// Returns the shortest epoch time for `nodes` nodes, if a read or a write of one block takes
 /// `block_time`: ten times the duration of three phases, each of which accesses all blocks.
 #[must_use]
@@ -56,27 +53,21 @@ pub(crate) fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
     block_time.saturating_mul(blocks)
 }
 
-/// Returns the epoch time: the `configured` one, or else 1 s or the shortest possible one, whichever
-/// is longer.
+/// Checks an epoch time against the shortest one.
 ///
 /// # Errors
-/// If the configured time is too short, in one line.
-pub(crate) fn epoch_time(
-    configured: Option<Duration>,
-    nodes: usize,
-    block_time: Duration,
-) -> Result<Duration, String> {
+/// If it is too short, in one line.
+pub(crate) fn check_epoch_time(time: Duration, nodes: usize, block_time: Duration) -> Result<(), String> {
     let least = epoch_time_min(nodes, block_time);
-    match configured {
-        None => Ok(least.max(EPOCH_TIME)),
-        Some(time) if time >= least => Ok(time),
-        Some(time) => Err(format!(
-            "is {}; with {nodes} nodes and {:.1} ms for a block it must be at least {}",
-            time.as_millis(),
-            block_time.as_secs_f64() * 1e3,
-            least.as_micros().div_ceil(1000),
-        )),
+    if time >= least {
+        return Ok(());
     }
+    Err(format!(
+        "is {}; with {nodes} nodes and {:.1} ms for a block it must be at least {}",
+        time.as_millis(),
+        block_time.as_secs_f64() * 1e3,
+        least.as_micros().div_ceil(1000),
+    ))
 }
 
 /// An operation on the blocks. The driver waits for its end: a write that the kernel still works on
@@ -124,7 +115,7 @@ pub(crate) struct BlockElection {
 }
 
 impl BlockElection {
-    /// Returns the part of node `me`, counted from 0, with this [epoch time](epoch_time), which must
+    /// Returns the part of node `me`, counted from 0, with this epoch time, which must
     /// be the same on all nodes.
     #[must_use]
     pub(crate) fn new(me: usize, epoch_time: Duration) -> Self {
@@ -554,11 +545,10 @@ mod tests {
     fn the_epoch_time_follows_from_the_time_of_a_block() {
         let block = Duration::from_millis(4);
         assert_eq!(epoch_time_min(5, block), Duration::from_millis(600));
-        assert_eq!(epoch_time(None, 5, block), Ok(Duration::from_secs(1)));
-        assert_eq!(epoch_time(None, 5, block * 10), Ok(Duration::from_secs(6)));
-        assert_eq!(epoch_time(Some(Duration::from_millis(600)), 5, block), Ok(Duration::from_millis(600)));
+        assert_eq!(epoch_time_min(5, block * 10), Duration::from_secs(6));
+        assert_eq!(check_epoch_time(Duration::from_millis(600), 5, block), Ok(()));
         assert_eq!(
-            epoch_time(Some(Duration::from_millis(100)), 5, block).unwrap_err(),
+            check_epoch_time(Duration::from_millis(100), 5, block).unwrap_err(),
             "is 100; with 5 nodes and 4.0 ms for a block it must be at least 600"
         );
     }

@@ -13,7 +13,8 @@ use super::candidates::Candidates;
 use super::elector::{Cause, Elector, Leadership, Lease, Part, Shared, StepDown};
 use super::machine::{Blocks, Documents, Machine};
 use super::{
-    Action, BlockElection, Candidate, Claimed, DocumentElection, LEASE_MIN, LeaderDocument, Role, epoch_time,
+    Action, BlockElection, Candidate, Claimed, DocumentElection, LEASE_MIN, LeaderDocument, Role,
+    check_epoch_time,
 };
 use crate::clock::BootClock;
 use crate::error::{Error, Result};
@@ -77,9 +78,9 @@ pub(super) fn elect_by(
             Box::pin(run(machine, parts, candidates, lease))
         }
         Some((disk, node)) => {
-            let time = epoch_time(Some(lease / 3), disk.nodes(), disk.block_time(node)?);
-            let time =
-                time.map_err(|why| Error::Invalid(format!("a third of the lease, in ms, {why}").into()))?;
+            let time = lease / 3;
+            check_epoch_time(time, disk.nodes(), disk.block_time(node)?)
+                .map_err(|why| Error::Invalid(format!("a third of the lease, in ms, {why}").into()))?;
             let machine =
                 Blocks::new(BlockElection::new(node, time), Arc::clone(disk), Arc::clone(&candidates));
             Box::pin(run(machine, parts, candidates, lease))

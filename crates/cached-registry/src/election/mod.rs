@@ -44,7 +44,7 @@ use std::time::Duration;
 
 use blocker::{Epoch, Timestamp};
 
-use blocks::{BlockElection, BlockOp, epoch_time};
+use blocks::{BlockElection, BlockOp, check_epoch_time};
 use document::{DocumentElection, DocumentOp, Written};
 
 pub use document::{Candidate, LeaderDocument, Release};
@@ -90,11 +90,6 @@ pub const LEASE_MIN: Duration = Duration::from_secs(1);
 
 /// The end of time.
 const NEVER: Timestamp = Timestamp(u64::MAX);
-
-/// Returns the time for which a leader serves after it began to renew a lease of `lease`.
-fn serving(lease: Duration) -> Duration {
-    lease / 3 * 2
-}
 
 /// Returns the delay before a failed operation is repeated.
 fn retry_delay(lease: Duration) -> Duration {

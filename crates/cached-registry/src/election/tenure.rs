@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use blocker::{Epoch, Timestamp};
 
-use super::{Claimed, LeaseRule, NEVER, Role, retry_delay, serving};
+use super::{Claimed, LeaseRule, NEVER, Role, retry_delay};
+use crate::document::relied_on;
 
 /// A leadership of this host.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -123,7 +124,7 @@ impl<R> Leaderships<R> {
     /// Returns the time until which this host serves if it began to renew the lease at `began`.
     pub(super) fn serves_until(&self, began: Timestamp, now: Timestamp) -> Timestamp {
         let counted_from = if self.keeps(LeaseRule::CountFromBefore) { began } else { now };
-        counted_from + serving(self.lease)
+        counted_from + relied_on(self.lease)
     }
 
     /// Continues the present leadership if it is renewed, or begins another one with this epoch.
