@@ -10,7 +10,7 @@
 
 use super::election::{Candidacy, Next, Tenure, is_in_force};
 use super::open::{OpenObjects, Parts};
-use super::thread::{Closed, LOG_INTERVAL, ObjectThread, REOPEN_DELAY, Released, STEP_TIMEOUT};
+use super::thread::{Closed, ObjectThread, REOPEN_DELAY, Released, STEP_TIMEOUT, retry};
 use super::wanted::{Wanted, ended, other_than};
 use super::{ObjectsError, ShutdownError};
 use blocker::executor::block_on;
@@ -61,27 +61,13 @@ impl ObjectThread {
     /// requested first.
     fn stand_again(&self, wanted: &watch::Receiver<Wanted>) -> Option<Candidacy> {
         let election = self.election.as_ref()?;
-        let mut logged: Option<Instant> = None;
-        loop {
+        retry(wanted, "this host cannot take part in the election yet", || {
             let (secret, end) = (self.reload.opening().secrets.store, pin!(ended(wanted.clone())));
-            let error = match election.standing.open(&election.reported, secret, end) {
-                Ok(candidacy) => {
-                    self.reload.set_election(candidacy.secret());
-                    self.control.set_released(Released::NotYet);
-                    return Some(candidacy);
-                }
-                Err(ObjectsError::Ended) => return None,
-                Err(error) => error,
-            };
-            if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
-                tracing::error!(cause = %error, "this host cannot take part in the election yet");
-                logged = Some(Instant::now());
-            }
-            std::thread::sleep(REOPEN_DELAY);
-            if wanted.borrow().is_end() {
-                return None;
-            }
-        }
+            let candidacy = election.standing.open(&election.reported, secret, end)?;
+            self.reload.set_election(candidacy.secret());
+            self.control.set_released(Released::NotYet);
+            Ok(candidacy)
+        })
     }
 
     /// Takes part in the election until it is to be left.

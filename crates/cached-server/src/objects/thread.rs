@@ -35,7 +35,7 @@ use tokio::task::AbortHandle;
 pub(super) const REOPEN_DELAY: Duration = Duration::from_secs(1);
 
 /// The interval between two log lines about failed attempts.
-pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(30);
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The state of the thread, independent of the current cache.
 #[derive(Clone)]
@@ -100,26 +100,11 @@ impl ObjectThread {
     /// Retries to open the store and the journal until that succeeds; `None` if the end is
     /// requested first.
     fn open_again(&self, wanted: &watch::Receiver<Wanted>) -> Option<OpenObjects> {
-        let mut logged: Option<Instant> = None;
-        loop {
-            let opened = self.reload.opening().open(pin!(ended(wanted.clone()))).and_then(|open| {
-                self.listen(&open)?;
-                Ok(open)
-            });
-            let error = match opened {
-                Ok(open) => return Some(open),
-                Err(ObjectsError::Ended) => return None,
-                Err(error) => error,
-            };
-            if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
-                tracing::error!(cause = %error, "the store cannot be reopened yet; object clients wait");
-                logged = Some(Instant::now());
-            }
-            thread::sleep(REOPEN_DELAY);
-            if wanted.borrow().is_end() {
-                return None;
-            }
-        }
+        retry(wanted, "the store cannot be reopened yet; object clients wait", || {
+            let open = self.reload.opening().open(pin!(ended(wanted.clone())))?;
+            self.listen(&open)?;
+            Ok(open)
+        })
     }
 
     /// Makes the listeners accept connections once the cache's runtime runs.
@@ -279,6 +264,31 @@ impl ObjectThread {
             }
         };
         tokio::join!(objects, http, volumes).2
+    }
+}
+
+/// Repeats `attempt` until it succeeds; `None` if the end is requested first. `message` is the log
+/// line about failed attempts.
+pub(super) fn retry<T>(
+    wanted: &watch::Receiver<Wanted>,
+    message: &str,
+    attempt: impl Fn() -> Result<T, ObjectsError>,
+) -> Option<T> {
+    let mut logged: Option<Instant> = None;
+    loop {
+        let error = match attempt() {
+            Ok(opened) => return Some(opened),
+            Err(ObjectsError::Ended) => return None,
+            Err(error) => error,
+        };
+        if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
+            tracing::error!(cause = %error, "{message}");
+            logged = Some(Instant::now());
+        }
+        thread::sleep(REOPEN_DELAY);
+        if wanted.borrow().is_end() {
+            return None;
+        }
     }
 }
 
