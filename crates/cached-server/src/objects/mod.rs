@@ -41,7 +41,7 @@ use cached_memcached::ObjectStatistics;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use election::{Candidacy, Reported, Standing};
-use open::{ObjectListener, OpenObjects, Opening, Parts};
+use open::{ObjectListener, OpenObjects, Opening};
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
@@ -220,12 +220,7 @@ impl Objects {
 
     /// Returns the maximum memory use of the listeners, including that of volumes, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
-        let Open::Cache(OpenObjects { parts: Parts { listener, http, volumes, .. }, .. }) = &self.open else {
-            return self.thread.reload.opening().listener_bytes_max();
-        };
-        let volumes = volumes.as_ref().map_or(0, VolumeService::memory_bytes_max);
-        let http = http.as_ref().map_or(0, |http| http.server.memory_bytes_max());
-        listener.as_ref().map_or(0, |listener| listener.memory_bytes_max) + http + volumes
+        self.thread.reload.opening().listener_bytes_max()
     }
 
     /// Returns the addresses at which volumes are served.

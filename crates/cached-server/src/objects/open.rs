@@ -160,11 +160,10 @@ impl Opening {
         config.receive_buffers = Some(cache.receive_buffers());
         let threads = ListenerThreads::start("cached-synapse", table.threads)?;
         config.workers = threads.runtimes.clone();
-        let memory_bytes_max = config.memory_bytes_max();
         config.tracer = self.tracer.clone();
         let server = Server::new(self.served(cache), config);
         let server = Arc::new(server.map_err(|error| ObjectsError::Listener(error.to_string()))?);
-        Ok(Some(ObjectListener { server, memory_bytes_max, _threads: threads }))
+        Ok(Some(ObjectListener { server, _threads: threads }))
     }
 
     /// Returns the maximum memory of the listeners, in bytes.
@@ -342,7 +341,6 @@ impl ReloadObjects {
 /// A synapse server over an object cache, and the threads that serve its connections.
 pub(super) struct ObjectListener {
     pub(super) server: Arc<Server>,
-    pub(super) memory_bytes_max: u64,
     _threads: ListenerThreads,
 }
 

@@ -83,7 +83,6 @@ pub(super) struct VolumeService {
 struct Listener {
     server: Arc<Server>,
     addresses: Vec<String>,
-    memory_bytes_max: u64,
     tls: Option<Arc<ServerTls>>,
     _threads: ListenerThreads,
 }
@@ -180,7 +179,6 @@ impl Listener {
         let mut config = table.server(tls.clone());
         let threads = ListenerThreads::start("cached-nbd", table.threads)?;
         config.workers = threads.runtimes.clone();
-        let memory_bytes_max = config.memory_bytes_max();
         let server = Server::new(Arc::new(served.clone()), config)
             .map_err(|error| ObjectsError::from(NbdTable::error(&error)))?;
         let mut addresses = Vec::new();
@@ -190,7 +188,7 @@ impl Listener {
             table.restrict(&address).map_err(ObjectsError::Volumes)?;
             addresses.push(bound.to_string());
         }
-        Ok(Listener { server: Arc::new(server), addresses, memory_bytes_max, tls, _threads: threads })
+        Ok(Listener { server: Arc::new(server), addresses, tls, _threads: threads })
     }
 }
 
@@ -213,11 +211,6 @@ impl VolumeService {
     /// Returns the addresses of the listener.
     pub(super) fn addresses(&self) -> &[String] {
         self.listener.as_ref().map_or(&[], |listener| &listener.addresses)
-    }
-
-    /// Returns the maximum memory that the listener uses, in bytes.
-    pub(super) fn memory_bytes_max(&self) -> u64 {
-        self.listener.as_ref().map_or(0, |listener| listener.memory_bytes_max)
     }
 
     /// Shows the volumes on the admin listener until the result is dropped, and adds the routes
