@@ -29,11 +29,16 @@ pub(in crate::objects) struct Reported {
     address: String,
     lease: Duration,
     /// The present candidacy's; `None` while another process of this host takes over.
-    present: Mutex<Option<(Elector, mpsc::Sender<StepDown>)>>,
-    /// The registry, once it was opened.
-    registry: Mutex<Option<Registry>>,
+    present: Mutex<Option<Present>>,
     /// Acknowledged data, in bytes, that ended leaderships could not store.
     lost_bytes: AtomicU64,
+}
+
+/// What reports use of a candidacy.
+struct Present {
+    elector: Elector,
+    registry: Registry,
+    requests: mpsc::Sender<StepDown>,
 }
 
 impl Reported {
@@ -48,7 +53,6 @@ impl Reported {
             address: standing.address.clone(),
             lease: standing.lease,
             present: Mutex::default(),
-            registry: Mutex::default(),
             lost_bytes: AtomicU64::new(0),
         });
         let shown = admin.map(|admin| {
@@ -58,7 +62,7 @@ impl Reported {
             admin.routes().get_now("/leader.json", Access::Read, move |_| Response::json(&read.part()));
             let listed = Arc::clone(&reported);
             admin.routes().get("/registry.json", Access::Read, move |_| {
-                let registry = listed.registry.lock().clone();
+                let registry = listed.present.lock().as_ref().map(|present| present.registry.clone());
                 async move { documents(registry).await }
             });
             for path in ["/leader/step-down", "/leader/prefer"] {
@@ -72,15 +76,14 @@ impl Reported {
 
     /// Shows this candidacy from now on; returns the requests to step down.
     pub(super) fn set(&self, elector: &Elector, registry: &Registry) -> mpsc::Receiver<StepDown> {
-        *self.registry.lock() = Some(registry.clone());
-        let (sender, requests) = mpsc::channel(REQUESTS_MAX);
-        *self.present.lock() = Some((elector.clone(), sender));
-        requests
+        let (requests, received) = mpsc::channel(REQUESTS_MAX);
+        let present = Present { elector: elector.clone(), registry: registry.clone(), requests };
+        *self.present.lock() = Some(present);
+        received
     }
 
     /// Shows that there is no candidacy, and lets go of it.
     pub(super) fn clear(&self) {
-        *self.registry.lock() = None;
         *self.present.lock() = None;
     }
 
@@ -89,7 +92,7 @@ impl Reported {
     }
 
     fn elector(&self) -> Option<Elector> {
-        self.present.lock().as_ref().map(|(elector, _)| elector.clone())
+        self.present.lock().as_ref().map(|present| present.elector.clone())
     }
 
     /// Returns the reason why this host serves no objects; `None` if it leads.
@@ -169,7 +172,7 @@ impl Collect for Reported {
         let part = self.part();
         let leads = part.role == "leader" && part.lease_remaining_ms > 0;
         into.gauge("leader", "1 if this host is the elected writer, else 0.", u64::from(leads));
-        let known = part.leader.as_ref().is_some();
+        let known = part.leader.is_some();
         let help = "1 if this host knows a host that is the elected writer, itself or another one, else 0.";
         into.gauge("leader_known", help, u64::from(known));
         let help = "The epoch of the elected writer, as far as this host knows; 0 if it knows none.";
@@ -237,7 +240,8 @@ async fn step_down(reported: Arc<Reported>, request: Request, path: &'static str
         return Response::failure(409, format_args!("{} is this host itself", reported.node));
     }
     tracing::info!(peer = %request.peer, path, to = ?to, "the admin listener asks this host to step down");
-    let Some(requests) = reported.present.lock().as_ref().map(|(_, requests)| requests.clone()) else {
+    let requests = reported.present.lock().as_ref().map(|present| present.requests.clone());
+    let Some(requests) = requests else {
         return Response::failure(409, reported.not_leading());
     };
     let (done, answer) = oneshot::channel();
