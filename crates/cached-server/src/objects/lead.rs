@@ -10,7 +10,7 @@
 
 use super::election::{Candidacy, Next, Tenure, is_in_force};
 use super::open::{OpenObjects, Parts};
-use super::thread::{Closed, ObjectThread, REOPEN_DELAY, Released, STEP_TIMEOUT, retry};
+use super::thread::{Closed, ObjectThread, REOPEN_DELAY, Released, retry};
 use super::wanted::{Wanted, ended, other_than};
 use super::{ObjectsError, ShutdownError};
 use blocker::executor::block_on;
@@ -118,7 +118,7 @@ impl ObjectThread {
             Err(error) => {
                 tracing::error!(cause = %error, %epoch, "this host cannot serve, and steps down");
                 self.control.listening().close();
-                if let Err(error) = in_runtime(candidacy.elector.step_down(Release::Anyone)) {
+                if let Err(error) = in_runtime(candidacy.release(Some(Release::Anyone))) {
                     tracing::error!(cause = %error, %epoch, "this host cannot step down");
                 }
                 std::thread::sleep(REOPEN_DELAY);
@@ -187,12 +187,7 @@ impl ObjectThread {
 }
 
 /// Runs a short task that needs a runtime.
-fn in_runtime<T>(work: impl Future<Output = cached_registry::Result<T>>) -> Result<T, String> {
+fn in_runtime(work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    let limited = async { tokio::time::timeout(STEP_TIMEOUT, work).await };
-    match runtime.block_on(limited) {
-        Ok(outcome) => outcome.map_err(|error| error.to_string()),
-        Err(_) => Err("the registry does not answer in time".into()),
-    }
+    runtime.map_err(|error| error.to_string())?.block_on(work)
 }

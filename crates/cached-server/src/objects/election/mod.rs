@@ -77,7 +77,7 @@ impl StepDown {
 /// The part of this process in an election, which its thread takes while this exists.
 pub(super) struct Candidacy {
     standing: Standing,
-    pub(super) elector: Elector,
+    elector: Elector,
     pub(super) now: watch::Receiver<Now>,
     /// The epoch of the last leadership for which there was a cache.
     led: Epoch,
