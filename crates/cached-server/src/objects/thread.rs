@@ -364,9 +364,9 @@ impl ObjectThread {
         };
         if stored.is_ok() {
             close_stored_journal(&parts.cache).await;
-            // Recorded before the next leader reads the record. If this host goes on to lead, it
-            // does so as another instance.
-            if let Some(instance) = instance.take_if(|_| successor.is_some()) {
+            // Recorded before the next leader reads the record. If the lease is then not released,
+            // this host goes on to lead as another instance.
+            if let Some(instance) = instance.take() {
                 parts.store.record_end(instance, Some(&parts.cache)).await;
             }
             if let Some((candidacy, to)) = successor {
@@ -392,9 +392,6 @@ impl ObjectThread {
             parts.volumes.iter().for_each(|volumes| drop(volumes.serve()));
             *shown = self.show(parts);
             return Err(why);
-        }
-        if let Some(instance) = instance {
-            parts.store.record_end(instance, Some(&parts.cache)).await;
         }
         Ok(())
     }
