@@ -173,9 +173,11 @@ impl LiveObjects {
     }
 }
 
+/// The largest number of descriptors for which [`raise_descriptor_limit`] was called.
 static DESCRIPTORS_MAX: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the largest number of descriptors that the process has been said to need; 0 before the start has set it.
+/// Returns the number of file descriptors that the process may need: the largest number for which
+/// [`raise_descriptor_limit`] was called, or 0 before the first call.
 #[must_use]
 pub fn descriptors_max() -> u64 {
     DESCRIPTORS_MAX.load(Ordering::Relaxed)

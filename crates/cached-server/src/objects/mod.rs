@@ -12,7 +12,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `open` | opens a cache, at the start and again after a failed upgrade; changes its settings while it runs; the sockets of its listener, which stay, and the server that accepts from them, which ends with its cache |
+//! | `open` | opens a cache, at the start, again after a failed upgrade, and for each leadership; changes its settings while it runs; the sockets of its listener, which stay unless the writer is elected, and the server that accepts from them, which ends with its cache |
 //! | `http` | the listener for HTTP requests |
 //! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
 //! | `volumes` | volumes in the cache, served over NBD |

@@ -1,9 +1,11 @@
-//! Opens an object cache over its store, with a listener, at startup and again after a failed
-//! upgrade; and changes the settings of the current cache at run time.
+//! Opens an object cache over its store, with a listener, at startup, again after a failed upgrade,
+//! and for each leadership of an elected writer; and changes the settings of the current cache at
+//! run time.
 //!
 //! The listener is a synapse server with its own threads. Its sockets are opened once, or handed
 //! over by another process, and stay open while one cache ends and the next begins: clients that
-//! connect meanwhile wait instead of being refused.
+//! connect meanwhile wait instead of being refused. If the writer is elected, they are open only
+//! while this host leads, and clients of a standby are refused.
 
 use super::election::gate::{Gate, Holds};
 use super::http::HttpService;
