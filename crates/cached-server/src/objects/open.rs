@@ -218,24 +218,16 @@ impl Opening {
             None => Ok(None),
         }
     }
-
-    /// Returns a handle that changes the settings of the cache that was opened with these
-    /// parameters.
-    pub(super) fn live(
-        &self,
-        cache: &ObjectCache,
-        store: &Store,
-        listener: Option<&ObjectListener>,
-        flush_max: &LiveSecs,
-        secrets: Secrets,
-    ) -> LiveObjects {
-        let listener = listener.map(|listener| Arc::downgrade(&listener.server));
-        let cache = (cache.live_settings(), flush_max.clone());
-        LiveObjects::new(Some(cache), listener, store.secret(), secrets)
-    }
 }
 
 impl Parts {
+    /// Returns a handle that changes the settings of cache, listener and store.
+    pub(super) fn live(&self, flush_max: &LiveSecs) -> LiveObjects {
+        let listener = self.listener.as_ref().map(|listener| Arc::downgrade(&listener.server));
+        let cache = (self.cache.live_settings(), flush_max.clone());
+        LiveObjects::new(Some(cache), listener, self.store.secret(), self.secrets.clone())
+    }
+
     /// Starts the background tasks, in the current runtime.
     pub(super) fn run(&self, background: Background) -> Vec<AbortHandle> {
         let mut tasks = vec![

@@ -116,11 +116,9 @@ impl ObjectThread {
 
     /// Shows the open cache in statistics and, until the result is dropped, on the admin listener.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
-        let Parts { cache, store, listener, http, volumes, name, measurements, secrets, .. } = parts;
+        let Parts { cache, store, listener, http, volumes, name, measurements, .. } = parts;
         self.statistics.set(cache, listener.as_ref().map(ObjectListener::metrics));
-        let opening = self.reload.opening();
-        let live = opening.live(cache, store, listener.as_ref(), &self.flush_max, secrets.clone());
-        self.reload.set(Some(live));
+        self.reload.set(Some(parts.live(&self.flush_max)));
         let Some(admin) = self.admin.as_ref().and_then(Weak::upgrade) else { return Vec::new() };
         let mut shown = vec![ObjectsSource::show(&admin, cache)];
         if let Some(measurements) = measurements {
