@@ -76,7 +76,7 @@ pub(super) struct Parts {
     pub(super) record: Option<NodeRecord>,
     /// The latencies of the store, if they are measured.
     pub(super) measurements: Option<Arc<Measurements>>,
-    /// The secrets with which store and listener were opened.
+    /// The secrets of store and listener when the listener was opened.
     pub(super) secrets: Secrets,
 }
 

@@ -373,6 +373,8 @@ impl ObjectThread {
         }
         if let Err(why) = stored {
             shown.clear();
+            // A reload may have changed them since the cache was opened.
+            parts.secrets = self.reload.opening().secrets;
             match self.listen_again(parts, instance) {
                 Ok(listener) => parts.listener = listener,
                 Err(error) => tracing::error!(cause = %error, "object clients are no longer served"),
