@@ -137,8 +137,6 @@ impl ObjectThread {
     ) -> Result<OpenObjects, ObjectsError> {
         let epoch = leadership.epoch;
         let opening = self.reload.lead(leadership, Arc::new(move || lease.holds()));
-        // A reload may have changed it while this host was a standby.
-        self.flush_max.set(opening.objects.shutdown_flush_secs);
         let mut now = candidacy.now.clone();
         let end = async {
             tokio::select! {

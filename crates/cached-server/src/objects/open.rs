@@ -289,7 +289,8 @@ impl ReloadObjects {
     pub(super) fn set(&self, live: Option<LiveObjects>) {
         let mut in_force = self.in_force.lock();
         let Opening { objects, synapse, secrets, .. } = &in_force.opening;
-        // A leader's configuration may have changed while its cache was being opened.
+        // A reload may have changed a leader's configuration while its cache was being opened. Also
+        // sets the time for flushes at the end, which outlives caches and may have changed before.
         if let Some(live) = live.as_ref().filter(|_| is_elected(objects))
             && let Err(error) = live.change(Some(objects), synapse.as_ref(), secrets.clone(), STORE_SECRET)
         {
