@@ -64,7 +64,7 @@ pub mod fuzzing {
 }
 
 pub use listen::ListenError;
-pub use objects::{ObjectHandOver, ObjectStatistics};
+pub use objects::ObjectHandOver;
 pub use process::{Logging, raise_descriptor_limit};
 pub use settings::Settings;
 pub use shared::Upgrader;

@@ -10,7 +10,6 @@ pub(crate) mod live;
 
 use crate::connections::{Attempts, CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
 use crate::locks::{BASELINE, CHANGES, INERT, Lock};
-use crate::objects::ObjectStatistics;
 use crate::process::Logging;
 use crate::settings::size_classes::SizeClasses;
 use crate::settings::{InertSettings, Settings};
@@ -20,6 +19,7 @@ use crate::telemetry::insight::{HotKeys, Insight};
 use crate::telemetry::prefixes::PrefixCounts;
 use crate::telemetry::watch::Watch;
 use blocker::trace::Tracer;
+use cached_admin::insight::ObjectStatistics;
 use cached_admin::insight::slow::{SlowLog, SlowReport};
 use cached_core::arbiter::ArbiterMetrics;
 use cached_core::insight;
@@ -260,7 +260,7 @@ impl Shared {
     pub(crate) fn slow_requests(&self) -> SlowReport {
         let mut report = self.insight.slow.report();
         if let Some(objects) = self.objects.get() {
-            report.append(objects.slow.report());
+            report.append(objects.slow().report());
         }
         report
     }

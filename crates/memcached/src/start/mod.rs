@@ -137,7 +137,7 @@ impl LiveServer {
         shared.live.set(settings);
         shared.insight.slow.set_threshold(settings.insight.slow_threshold());
         if let Some(objects) = shared.objects.get() {
-            objects.slow.set_threshold(settings.insight.slow_threshold());
+            objects.slow().set_threshold(settings.insight.slow_threshold());
         }
         shared.logging.configure(settings.log);
     }

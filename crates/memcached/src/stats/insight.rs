@@ -2,8 +2,8 @@
 //! which memcached does not have, and the same as documents and metrics of the admin listener.
 
 use super::Sink;
-use crate::objects::ObjectStatistics;
 use crate::shared::Shared;
+use cached_admin::insight::ObjectStatistics;
 use cached_admin::insight::documents::{Curve, HotDocument, HotReport, Misses, collect_curves, curves_of};
 use cached_admin::insight::objects;
 use cached_core::insight::{CurvePoint, ItemShape, MissRatioCurve};

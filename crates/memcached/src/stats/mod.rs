@@ -16,9 +16,9 @@ mod general;
 mod insight;
 
 use crate::connections::Endpoints;
-use crate::objects::ObjectStatistics;
 use crate::shared::Shared;
 use blocker::{Clock, SystemClock};
+use cached_admin::insight::ObjectStatistics;
 use cached_core::object::JournalState;
 use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
 use cached_proto::reply;
