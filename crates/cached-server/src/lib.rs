@@ -4,7 +4,7 @@
 //! Chapters use only those below them; `cargo test -p cached-tests module_circles` checks it:
 //!
 //! ```text
-//!  start         reading the configuration again; the sidecar
+//!  start         reading the configuration again; the hand-over; the sidecar
 //!  objects       the object cache with its synapse listener, and its volumes
 //!  cli, config   command line and configuration file become a [`Config`]
 //!  process       user, memory, terminal, pid file, inherited sockets
@@ -18,4 +18,4 @@ pub mod process;
 mod start;
 
 pub use config::Config;
-pub use start::{reload, sidecar};
+pub use start::{hand_over, reload, sidecar};

@@ -12,6 +12,7 @@ use cached_process::signals::{Requested, Signals};
 use cached_process::{Drain, Exit, Failure, first_panic, log_start, memory, panicked, watch_panics};
 use cached_server::cli::{self, Request};
 use cached_server::config::{AdminTable, Loaded, TracingTable};
+use cached_server::hand_over::HandOver;
 use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
 use cached_server::process::Parent;
 use cached_server::reload::{self, Cached, LiveParts};
@@ -151,10 +152,12 @@ fn serve(
         config.file.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
     let open_objects = |sockets| {
+        let Some(service) = config.service() else { return Ok(Some(None)) };
         let end = pin!(signals.end_requested("while the store is being opened"));
-        match Objects::open(&config, listeners, secrets, sockets, end, admin.as_ref(), tracer.as_ref()) {
+        match Objects::open(service, listeners, secrets, sockets, end, admin.as_ref(), tracer.as_ref()) {
             Err(ObjectsError::Ended) => Ok(None),
-            objects => objects.map(Some).map_err(|error| error.failure(config.path.as_deref())),
+            Ok(objects) => Ok(Some(Some(objects))),
+            Err(error) => Err(error.failure(config.path.as_deref())),
         }
     };
     let is_taking_over = take_over.is_some();
@@ -176,7 +179,7 @@ fn serve(
             (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?)
         }
         Some(mut take_over) => {
-            let sockets = ObjectSockets::take_over(&config, take_over.take_object_sockets());
+            let sockets = ObjectSockets::take_over(config.service().as_ref(), take_over.take_object_sockets());
             let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
             let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
             server.wait_for_store()?;
@@ -196,7 +199,7 @@ fn serve(
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
     } else {
-        let objects = objects.as_ref().map(|objects| Arc::new(objects.control()) as Arc<dyn ObjectHandOver>);
+        let objects = objects.as_ref().map(|objects| Arc::new(HandOver(objects.control())) as Arc<dyn ObjectHandOver>);
         server.allow_upgrades(program, admin_sockets, objects);
         Ok(server.upgrader())
     };

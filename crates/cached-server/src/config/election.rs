@@ -1,22 +1,31 @@
 //! What an elected writer requires of the other tables: a registry that can elect, and an address
 //! at which other hosts and clients reach this one.
 
-use super::File;
-use cached_config::{ConfigError, ElectionTable, ObjectsTable, invalid, require};
+use cached_config::{ConfigError, ElectionTable, ObjectsTable, SynapseTable, invalid, require};
 use cached_core::object::Writer;
 use cached_registry::{Key, RegistryTable};
 use std::net::IpAddr;
 use synapse::Address;
 
 /// Returns whether this process takes part in an election.
-pub(crate) fn is_elected(objects: &ObjectsTable) -> bool {
+#[must_use]
+pub fn is_elected(objects: &ObjectsTable) -> bool {
     objects.writer == Writer::Elected
 }
 
-/// Checks the tables of a process that takes part in an election.
-pub(super) fn check(file: &File) -> Result<(), ConfigError> {
-    let Some(objects) = file.objects.as_ref().filter(|objects| is_elected(objects)) else { return Ok(()) };
-    match &file.registry {
+/// Checks the registry and, of a process that takes part in an election, the other tables that it
+/// depends on.
+///
+/// # Errors
+/// The first key with an invalid value.
+pub fn check_election(
+    objects: Option<&ObjectsTable>,
+    registry: Option<&RegistryTable>,
+    synapse: Option<&SynapseTable>,
+) -> Result<(), ConfigError> {
+    registry.map_or(Ok(()), RegistryTable::check)?;
+    let Some(objects) = objects.filter(|objects| is_elected(objects)) else { return Ok(()) };
+    match registry {
         None => {
             let why = "is \"elected\", which needs a [registry] that all hosts share; add it, for example kind = \"store\"";
             return invalid("objects.writer", why);
@@ -27,26 +36,26 @@ pub(super) fn check(file: &File) -> Result<(), ConfigError> {
         }
         Some(_) => {}
     }
-    require(file.shared_memory.is_none(), "shared_memory", || {
-        "cannot be used with writer = \"elected\": a standby has no object cache to share memory with".into()
-    })?;
     let node = objects.election.clone().unwrap_or_default().node();
     require(!node.contains('/') && Key::new(&node).is_ok(), "objects.election.node", || {
         format!("is {node:?}; it must consist of letters, digits and -_.:")
     })?;
-    address(file).map(drop)
+    election_address(objects, synapse).map(drop)
 }
 
 /// Returns the address at which other hosts and clients reach this host.
 ///
 /// # Errors
 /// The key to set, if the address cannot be derived.
-pub(crate) fn address(file: &File) -> Result<String, ConfigError> {
+pub(crate) fn election_address(
+    objects: &ObjectsTable,
+    synapse: Option<&SynapseTable>,
+) -> Result<String, ConfigError> {
     const KEY: &str = "objects.election.address";
     let default = ElectionTable::default();
-    let election = file.objects.as_ref().and_then(|objects| objects.election.as_ref()).unwrap_or(&default);
+    let election = objects.election.as_ref().unwrap_or(&default);
     let told = if election.address.is_empty() {
-        let listening = file.synapse.as_ref().and_then(|synapse| synapse.listen.first());
+        let listening = synapse.and_then(|synapse| synapse.listen.first());
         let Some(listening) = listening else {
             return invalid(
                 KEY,

@@ -1,7 +1,7 @@
 //! The configuration file as a whole: reading, checking and writing; and its small tables.
 
 use super::Config;
-use super::election;
+use super::election::{check_election, is_elected};
 use super::memcached::MemcachedTable;
 #[cfg(feature = "sidecar")]
 use super::s3::S3Table;
@@ -111,10 +111,13 @@ impl File {
             volumes.check(self.objects.as_ref())?;
         }
         self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))?;
-        if let Some(registry) = &self.registry {
-            registry.check()?;
-        }
-        election::check(self)?;
+        let objects = self.objects.as_ref();
+        check_election(objects, self.registry.as_ref(), self.synapse.as_ref())?;
+        let is_shared = self.shared_memory.is_some() && objects.is_some_and(is_elected);
+        require(!is_shared, "shared_memory", || {
+            "cannot be used with writer = \"elected\": a standby has no object cache to share memory with"
+                .into()
+        })?;
         Ok(settings)
     }
 

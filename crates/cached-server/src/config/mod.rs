@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
 //! | `memcached`, `volumes`, `s3` | `[memcached]`; `[volumes]` and `[nbd]`; `[s3]` |
+//! | `service` | the tables of the object service |
 //! | `election` | what `writer = "elected"` requires of the tables |
 //!
 //! [`Config::load`] reads every file that the configuration names, and refuses everything that the
@@ -24,6 +25,7 @@ mod file;
 mod memcached;
 #[cfg(feature = "sidecar")]
 mod s3;
+mod service;
 #[cfg(test)]
 mod tests;
 mod volumes;
@@ -34,7 +36,7 @@ pub use cached_config::{
     RemoteTable, Secrets, Size, SynapseTable,
 };
 pub use cached_tracing::TracingTable;
-pub(crate) use election::{address as election_address, is_elected};
+pub(crate) use election::{election_address, is_elected};
 pub use file::File;
 pub(crate) use file::share;
 #[cfg(not(feature = "sidecar"))]
@@ -43,6 +45,7 @@ pub use none::SidecarSecrets;
 pub use s3::{BucketTable, FreshSecs, FreshWord, S3Table, UpstreamAuthName};
 #[cfg(feature = "sidecar")]
 pub use s3_sidecar::Secrets as SidecarSecrets;
+pub use service::{ListenerFiles, ServiceConfig};
 pub use volumes::{FuaName, NbdTable, VolumesTable};
 
 use crate::process;
@@ -53,20 +56,8 @@ use cached_memcached::exit_of_memory_file;
 use cached_memcached::settings::{ListenAddress, Settings};
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
-use object_http::Keys;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// The contents of the files that the listeners for HTTP and NBD name.
-#[derive(Debug, Clone, Default)]
-pub struct ListenerFiles {
-    /// The certificates of the NBD listener.
-    pub nbd_tls: Option<Arc<ServerTls>>,
-    /// The keys of clients of the HTTP listener.
-    pub http_keys: Option<Keys>,
-    /// The certificates of the HTTP listener.
-    pub http_tls: Option<Arc<ServerTls>>,
-}
 
 /// The configuration of the program, from flags and file.
 #[derive(Debug, Clone, Default)]
@@ -108,6 +99,13 @@ impl Config {
         let s3 = 0;
         let http = self.http().map_or(0, |table| table.descriptors_max() as usize);
         self.settings.connections_max + objects + store + nbd + http + admin + s3
+    }
+
+    /// Returns the tables of the object service, if there is one.
+    pub fn service(&self) -> Option<ServiceConfig> {
+        let File { objects, synapse, registry, volumes, nbd, .. } = self.file.clone();
+        let insight = self.settings.insight.clone();
+        Some(ServiceConfig { objects: objects?, synapse, registry, volumes, nbd, insight })
     }
 
     fn http(&self) -> Option<&HttpTable> {

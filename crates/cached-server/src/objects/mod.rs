@@ -31,7 +31,7 @@ mod wanted;
 pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
 
-use crate::config::{BackendTable, Config, ConfigError, ListenerFiles, Secrets};
+use crate::config::{BackendTable, ConfigError, ListenerFiles, Secrets, ServiceConfig};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
@@ -107,7 +107,7 @@ impl ObjectsError {
 }
 
 /// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and
-/// then [`ObjectHandOver::serve`](cached_memcached::ObjectHandOver::serve) have been called.
+/// then [`ObjectsControl::serve`] have been called.
 pub struct Objects {
     open: Open,
     memory_bytes_max: u64,
@@ -124,44 +124,40 @@ enum Open {
 
 impl Objects {
     /// Opens the journal and the store, creates the cache, begins its recovery, and opens the
-    /// sockets, unless `sockets` are already open. Returns `None` if no object cache is configured.
-    /// While the store is unavailable, retries until `end` is ready. The secrets are read
-    /// separately, because reading them may need privileges that the process drops earlier. With an
-    /// `admin` listener, requests to the store are measured, and the listener shows what the
-    /// startup waits for; with a `tracer`, requests are traced.
+    /// sockets, unless `sockets` are already open. While the store is unavailable, retries until
+    /// `end` is ready. The files and secrets are read separately, because reading them may need
+    /// privileges that the process drops earlier. With an `admin` listener, requests to the store
+    /// are measured, and the listener shows what the startup waits for; with a `tracer`, requests
+    /// are traced.
     ///
     /// # Errors
     /// [`ObjectsError`] for the first failure.
     pub fn open(
-        config: &Config,
+        config: ServiceConfig,
         files: ListenerFiles,
         secrets: Secrets,
         sockets: Option<ObjectSockets>,
         end: Pin<&mut dyn Future<Output = ()>>,
         admin: Option<&Arc<AdminServer>>,
         tracer: Option<&Tracer>,
-    ) -> Result<Option<Objects>, ObjectsError> {
-        let Some(objects) = &config.file.objects else { return Ok(None) };
-        let settings = &config.settings;
-        let slow = Arc::new(SlowLog::new(settings.insight.slow_threshold()));
-        let volumes = config.file.volumes.clone().map(|volumes| VolumesOpening {
-            volumes,
-            nbd: config.file.nbd.clone(),
-            nbd_tls: files.nbd_tls.clone(),
-        });
+    ) -> Result<Objects, ObjectsError> {
+        let standing = Standing::of(&config, admin)?;
+        let ServiceConfig { objects, synapse, volumes, nbd, insight, .. } = config;
+        let slow = Arc::new(SlowLog::new(insight.slow_threshold()));
+        let nbd_tls = files.nbd_tls.clone();
+        let volumes = volumes.map(|volumes| VolumesOpening { volumes, nbd, nbd_tls });
         let opening = Opening {
             objects: objects.clone(),
-            synapse: config.file.synapse.clone(),
+            synapse: synapse.clone(),
             volumes,
             files,
             secrets,
-            sampling: settings.insight.sampling(),
+            sampling: insight.sampling(),
             tracer: tracer.cloned(),
             slow: slow.clone(),
             health: admin.map(|admin| admin.health().clone()),
             leads: None,
         };
-        let standing = Standing::of(config, admin)?;
         let statistics = ObjectStatistics::new(slow);
         let (open, election) = match standing {
             None => {
@@ -182,7 +178,7 @@ impl Objects {
             _ if election.is_some() => ObjectSockets::default(),
             Some(sockets) => sockets,
             // Opened last, so that clients are refused until the store is available.
-            None => ObjectSockets::open(config.file.synapse.as_ref(), Vec::new())?,
+            None => ObjectSockets::open(synapse.as_ref(), Vec::new())?,
         };
         let control = ObjectsControl::new(sockets, obstacle, election.is_some());
         if let Some(admin) = admin {
@@ -207,10 +203,11 @@ impl Objects {
             statistics,
             admin: admin.map(Arc::downgrade),
             flush_max: LiveSecs::new(objects.shutdown_flush_secs),
-            drain_timeout: LiveSecs::new(settings.drain.timeout_secs),
+            // Replaced by `serve`.
+            drain_timeout: LiveSecs::new(0),
             election,
         };
-        Ok(Some(Objects { open, memory_bytes_max, thread }))
+        Ok(Objects { open, memory_bytes_max, thread })
     }
 
     /// Returns the maximum memory use of cache and store, in bytes.
@@ -267,9 +264,8 @@ impl Objects {
         self.thread.control.clone()
     }
 
-    /// Starts the threads. From [`ObjectHandOver::serve`](cached_memcached::ObjectHandOver::serve)
-    /// on, they serve until the end is requested; clients then have `drain_timeout` to read their
-    /// replies.
+    /// Starts the threads. From [`ObjectsControl::serve`] on, they serve until the end is requested;
+    /// clients then have `drain_timeout` to read their replies.
     ///
     /// # Errors
     /// If a thread cannot be created.

@@ -12,7 +12,7 @@ use super::http::HttpService;
 use super::volumes::{Kept, VolumeService, VolumesOpening};
 use super::{ListenerThreads, ObjectsError};
 use crate::config::{
-    BackendTable, Config, ConfigError, ListenerFiles, ObjectsTable, Secrets, SynapseTable, is_elected,
+    BackendTable, ConfigError, ListenerFiles, ObjectsTable, Secrets, ServiceConfig, SynapseTable, is_elected,
 };
 use blocker::metrics::Collect;
 use blocker::trace::Tracer;
@@ -416,10 +416,13 @@ impl ObjectSockets {
     ///
     /// # Errors
     /// [`ObjectsError`] for the first address that fails.
-    pub fn take_over(config: &Config, handed: Vec<(String, OwnedFd)>) -> Result<ObjectSockets, ObjectsError> {
-        match config.file.objects.as_ref().is_some_and(is_elected) {
-            true => Ok(ObjectSockets::default()),
-            false => ObjectSockets::open(config.file.synapse.as_ref(), handed),
+    pub fn take_over(
+        config: Option<&ServiceConfig>,
+        handed: Vec<(String, OwnedFd)>,
+    ) -> Result<ObjectSockets, ObjectsError> {
+        match config {
+            Some(config) if is_elected(&config.objects) => Ok(ObjectSockets::default()),
+            config => ObjectSockets::open(config.and_then(|config| config.synapse.as_ref()), handed),
         }
     }
 

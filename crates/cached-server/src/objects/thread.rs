@@ -18,7 +18,6 @@ use cached_admin::insight::ObjectStatistics;
 use cached_admin::sources::{ObjectHttpSource, ObjectsSource, Shown, StoreSource, SynapseSource};
 use cached_config::{Store, close_stored_journal, flush_all, store_all};
 use cached_core::object::WeakObjectCache;
-use cached_memcached::ObjectHandOver;
 use cached_process::reload::LiveSecs;
 use cached_registry::election::Release;
 use std::io;
@@ -495,8 +494,14 @@ impl ObjectsControl {
     }
 }
 
-impl ObjectHandOver for ObjectsControl {
-    fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+/// The steps of a hand-over to another process.
+impl ObjectsControl {
+    /// Returns copies of the listener's sockets for another process, each with its configured
+    /// address.
+    ///
+    /// # Errors
+    /// If the system has no descriptor.
+    pub fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         // Only the host that leads listens: whichever process that is opens the sockets itself.
         if self.shared.is_elected {
             return Ok(Vec::new());
@@ -504,7 +509,12 @@ impl ObjectHandOver for ObjectsControl {
         self.shared.sockets.copies()
     }
 
-    fn release(&self) -> Result<(), String> {
+    /// Makes the cache store everything and release the store. Blocks until that is done; clients
+    /// wait meanwhile, and are served again when [`serve`](Self::serve) is called.
+    ///
+    /// # Errors
+    /// The reason why the cache continues to serve instead, as a part of a line.
+    pub fn release(&self) -> Result<(), String> {
         let Shared { wanted, released, .. } = &*self.shared;
         released.send_replace(Released::NotYet);
         self.want(Wanted::Release);
@@ -525,12 +535,15 @@ impl ObjectHandOver for ObjectsControl {
         }
     }
 
-    fn hand_over(&self) {
+    /// Ends the cache, because another process has the store and the sockets.
+    pub fn hand_over(&self) {
         self.shared.sockets.forget();
         self.want(Wanted::HandedOver);
     }
 
-    fn serve(&self) {
+    /// Makes the cache serve: at the start, and again after a hand-over that has failed. If the
+    /// store was released, the cache reopens it.
+    pub fn serve(&self) {
         self.want(Wanted::Serve);
     }
 }

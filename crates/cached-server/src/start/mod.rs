@@ -1,6 +1,7 @@
-//! The life of the program beyond its memcached listener: the configuration is reloaded, and a
-//! sidecar runs in front of an S3 endpoint.
+//! The life of the program beyond its memcached listener: the configuration is reloaded, the object
+//! service is handed over with the items, and a sidecar runs in front of an S3 endpoint.
 
+pub mod hand_over;
 pub mod reload;
 #[cfg(feature = "sidecar")]
 pub mod sidecar;

@@ -18,7 +18,7 @@ mod report;
 
 use super::ObjectsError;
 use super::wanted::{Wanted, other_than};
-use crate::config::{BackendTable, Config, ConfigError, election_address, is_elected};
+use crate::config::{BackendTable, ConfigError, ServiceConfig, election_address, is_elected};
 use blocker::{Blocker, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId};
 use cached_admin::{AdminServer, Health};
 use cached_config::{OpenOptions, Store, Waiting};
@@ -126,14 +126,15 @@ impl Standing {
     /// # Errors
     /// The key that is wrong.
     pub(super) fn of(
-        config: &Config,
+        config: &ServiceConfig,
         admin: Option<&Arc<AdminServer>>,
     ) -> Result<Option<Standing>, ConfigError> {
-        let Some(objects) = config.file.objects.as_ref().filter(|objects| is_elected(objects)) else {
+        let objects = &config.objects;
+        if !is_elected(objects) {
             return Ok(None);
-        };
+        }
         // The configuration has been checked: both are there.
-        let (Some(registry), Some(backend)) = (config.file.registry.clone(), objects.backend.clone()) else {
+        let (Some(registry), Some(backend)) = (config.registry.clone(), objects.backend.clone()) else {
             return Err(ConfigError::new("objects.writer", "is \"elected\" without a registry or a backend"));
         };
         let election = objects.election.clone().unwrap_or_default();
@@ -143,7 +144,7 @@ impl Standing {
             object_bytes_max: objects.object_bytes_max.0,
             lease: election.lease(),
             node: election.node(),
-            address: election_address(&config.file)?,
+            address: election_address(objects, config.synapse.as_ref())?,
             health: admin.map(|admin| admin.health().clone()),
         }))
     }
