@@ -1,18 +1,16 @@
-//! The program `cached`: the memcached listener of `cached-memcached`, the object cache with its
-//! listener and its volumes, and the sidecar in front of an S3 endpoint, in one process.
+//! The program `cached`: the memcached listener of `cached-memcached`, the object service of
+//! `cached-objects`, and the sidecar in front of an S3 endpoint, in one process.
 //!
 //! Chapters use only those below them; `cargo test -p cached-tests module_circles` checks it:
 //!
 //! ```text
 //!  start         reading the configuration again; the hand-over; the sidecar
-//!  objects       the object cache with its synapse listener, and its volumes
 //!  cli, config   command line and configuration file become a [`Config`]
 //!  process       user, memory, terminal, pid file, inherited sockets
 //! ```
 
 pub mod cli;
 pub mod config;
-pub mod objects;
 pub mod process;
 
 mod start;

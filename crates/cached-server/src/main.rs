@@ -6,6 +6,7 @@ use cached_memcached::{
     Logging, MemoryFileStart, ObjectHandOver, PreparedServer, Program, ServeError, Server, TakeOver,
     TakingOver, Upgrader, raise_descriptor_limit,
 };
+use cached_objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
 use cached_process::log::{Format, Level, Log, print_err, print_out};
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
@@ -13,7 +14,6 @@ use cached_process::{Drain, Exit, Failure, first_panic, log_start, memory, panic
 use cached_server::cli::{self, Request};
 use cached_server::config::{AdminTable, Loaded, TracingTable};
 use cached_server::hand_over::HandOver;
-use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
 use cached_server::process::Parent;
 use cached_server::reload::{self, Cached, LiveParts};
 use cached_server::sidecar::RunningSidecar;
@@ -179,7 +179,8 @@ fn serve(
             (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?)
         }
         Some(mut take_over) => {
-            let sockets = ObjectSockets::take_over(config.service().as_ref(), take_over.take_object_sockets());
+            let sockets =
+                ObjectSockets::take_over(config.service().as_ref(), take_over.take_object_sockets());
             let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
             let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
             server.wait_for_store()?;
@@ -199,7 +200,8 @@ fn serve(
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
     } else {
-        let objects = objects.as_ref().map(|objects| Arc::new(HandOver(objects.control())) as Arc<dyn ObjectHandOver>);
+        let objects =
+            objects.as_ref().map(|objects| Arc::new(HandOver(objects.control())) as Arc<dyn ObjectHandOver>);
         server.allow_upgrades(program, admin_sockets, objects);
         Ok(server.upgrader())
     };

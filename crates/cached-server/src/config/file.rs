@@ -1,11 +1,9 @@
 //! The configuration file as a whole: reading, checking and writing; and its small tables.
 
 use super::Config;
-use super::election::{check_election, is_elected};
 use super::memcached::MemcachedTable;
 #[cfg(feature = "sidecar")]
 use super::s3::S3Table;
-use super::volumes::{NbdTable, VolumesTable};
 use cached_admin::AdminTable;
 use cached_config::{
     ConfigError, InsightTable, ObjectsTable, Secrets, Size, SynapseTable, config_keys, invalid, parse_config,
@@ -15,6 +13,7 @@ use cached_core::arbiter::SharedMemory;
 use cached_core::arena::MemoryRange;
 use cached_core::kv::policy;
 use cached_memcached::settings::Settings;
+use cached_objects::{NbdTable, VolumesTable, check_election, is_elected};
 use cached_process::log::LogTable;
 use cached_registry::RegistryTable;
 use cached_tracing::TracingTable;

@@ -7,36 +7,32 @@
 //! stops the startup with one line: the file and key, the mistake, the remedy. `deploy/cached.toml`
 //! shows every key, and a test compares its values with the defaults. The tables shared with
 //! `synapsed` are in the crates `cached-config` (`[insight]`, `[objects]` and its backend,
-//! `[synapse]`) and `cached-admin` (`[admin]`).
+//! `[synapse]`), `cached-registry` (`[registry]`) and `cached-admin` (`[admin]`); `[volumes]` and
+//! `[nbd]` are in `cached-objects`.
 //!
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
-//! | `memcached`, `volumes`, `s3` | `[memcached]`; `[volumes]` and `[nbd]`; `[s3]` |
-//! | `service` | the tables of the object service |
-//! | `election` | what `writer = "elected"` requires of the tables |
+//! | `memcached`, `s3` | `[memcached]`; `[s3]` |
 //!
 //! [`Config::load`] reads every file that the configuration names, and refuses everything that the
 //! startup would refuse. `--check-config` performs exactly the same checks; neither takes a lock,
 //! or creates a file.
 
-mod election;
 mod file;
 mod memcached;
 #[cfg(feature = "sidecar")]
 mod s3;
-mod service;
 #[cfg(test)]
 mod tests;
-mod volumes;
 
 pub use cached_admin::AdminTable;
 pub use cached_config::{
     BackendTable, ConfigError, FileTable, HttpTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable,
     RemoteTable, Secrets, Size, SynapseTable,
 };
+pub use cached_objects::{FuaName, ListenerFiles, NbdTable, ServiceConfig, VolumesTable};
 pub use cached_tracing::TracingTable;
-pub(crate) use election::{election_address, is_elected};
 pub use file::File;
 pub(crate) use file::share;
 #[cfg(not(feature = "sidecar"))]
@@ -45,8 +41,6 @@ pub use none::SidecarSecrets;
 pub use s3::{BucketTable, FreshSecs, FreshWord, S3Table, UpstreamAuthName};
 #[cfg(feature = "sidecar")]
 pub use s3_sidecar::Secrets as SidecarSecrets;
-pub use service::{ListenerFiles, ServiceConfig};
-pub use volumes::{FuaName, NbdTable, VolumesTable};
 
 use crate::process;
 use cached_admin::Tokens;

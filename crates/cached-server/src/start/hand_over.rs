@@ -1,7 +1,7 @@
 //! The hand-over of the object service together with the items.
 
-use crate::objects::ObjectsControl;
 use cached_memcached::ObjectHandOver;
+use cached_objects::ObjectsControl;
 use std::io;
 use std::os::fd::OwnedFd;
 

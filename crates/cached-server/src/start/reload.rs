@@ -4,11 +4,11 @@
 use super::sidecar::LiveSidecar;
 use crate::cli::{self, Request};
 use crate::config::{Config, File, SidecarSecrets};
-use crate::objects::ReloadObjects;
 use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
 use cached_config::{ConfigError, HttpTable, LIVE_KEYS, parse_config, read_config};
 use cached_memcached::LiveServer;
+use cached_objects::ReloadObjects;
 use cached_process::reload::{Program, Source};
 use parking_lot::Mutex;
 use std::ffi::OsString;

@@ -1,6 +1,6 @@
-//! The object cache as a part of the server: the configured store, the cache over it, the synapse
-//! listener, and a shutdown that loses nothing. memcached's workers never wait for the object
-//! cache; they only read its metrics.
+//! The object service of `cached` and `synapsed`: the configured store, the cache over it, the
+//! listeners, the election of the one host that serves, and a shutdown that loses nothing. It has
+//! threads of its own; the rest of a program never waits for it.
 //!
 //! ```text
 //! synapse clients ──► listener (threads of its own) ──► ObjectCache ──► store (memory, file, …)
@@ -12,6 +12,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `config` | the tables that configure all of this |
 //! | `open` | opens a cache, at the start, again after a failed upgrade, and for each leadership; changes its settings while it runs; the sockets of its listener, which stay unless the writer is elected, and the server that accepts from them, which ends with its cache |
 //! | `http` | the listener for HTTP requests |
 //! | `thread` | the control thread, which also releases the store for another process, and the requests to it |
@@ -20,6 +21,7 @@
 //! | `lead` | the control thread's course in an election: a cache only while this host leads |
 //! | `wanted` | the state that the control thread is asked to reach |
 
+mod config;
 mod election;
 mod http;
 mod lead;
@@ -28,10 +30,10 @@ mod thread;
 mod volumes;
 mod wanted;
 
+pub use config::{FuaName, ListenerFiles, NbdTable, ServiceConfig, VolumesTable, check_election, is_elected};
 pub use open::{ObjectSockets, ReloadObjects};
 pub use thread::{ObjectsControl, ShutdownError};
 
-use crate::config::{BackendTable, ConfigError, ListenerFiles, Secrets, ServiceConfig};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
@@ -40,6 +42,7 @@ use cached_admin::sources::Shown;
 use cached_config::{ListenerThreads, StartError};
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
+use config::{BackendTable, ConfigError, Secrets};
 use election::{Candidacy, Reported, Standing};
 use open::{ObjectListener, OpenObjects, Opening};
 use std::io;

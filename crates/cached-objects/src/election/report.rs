@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// The election as reports show it. Outlives a candidacy.
-pub(in crate::objects) struct Reported {
+pub(crate) struct Reported {
     node: String,
     address: String,
     lease: Duration,
@@ -44,7 +44,7 @@ struct Present {
 impl Reported {
     /// Returns the report of an election that has not begun, and shows it on the admin listener
     /// until the other result is dropped.
-    pub(in crate::objects) fn new(
+    pub(crate) fn new(
         standing: &Standing,
         admin: Option<&Arc<AdminServer>>,
     ) -> (Arc<Reported>, Option<Shown>) {
@@ -87,7 +87,7 @@ impl Reported {
         *self.present.lock() = None;
     }
 
-    pub(in crate::objects) fn add_lost(&self, bytes: u64) {
+    pub(crate) fn add_lost(&self, bytes: u64) {
         self.lost_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 

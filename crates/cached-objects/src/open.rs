@@ -305,7 +305,7 @@ impl ReloadObjects {
     /// # Errors
     /// The key whose value is incompatible with the other settings in force; nothing has changed
     /// then.
-    pub(crate) fn change(
+    pub fn change(
         &self,
         after: Option<&ObjectsTable>,
         listener: Option<&SynapseTable>,

@@ -15,10 +15,10 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Returns whether this host leads now.
-pub(in crate::objects) type Holds = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type Holds = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A layer over the cache of a leader.
-pub(in crate::objects) struct Gate {
+pub(crate) struct Gate {
     below: Arc<dyn Blocker>,
     holds: Holds,
 }
@@ -26,7 +26,7 @@ pub(in crate::objects) struct Gate {
 const NO_LONGER: &str = "this host no longer leads; another one takes over";
 
 impl Gate {
-    pub(in crate::objects) fn new(below: Arc<dyn Blocker>, holds: Holds) -> Gate {
+    pub(crate) fn new(below: Arc<dyn Blocker>, holds: Holds) -> Gate {
         Gate { below, holds }
     }
 

@@ -74,7 +74,7 @@ impl VolumesTable {
 
     /// Returns the table with the values filled in that follow from other keys.
     #[must_use]
-    pub(crate) fn filled_in(self, objects: Option<&ObjectsTable>) -> VolumesTable {
+    pub fn filled_in(self, objects: Option<&ObjectsTable>) -> VolumesTable {
         let Some(objects) = objects else { return self };
         let (fua, record_at_once) = (self.fua(objects), self.record_at_once(objects));
         VolumesTable { fua: Some(fua), record_at_once: Some(record_at_once), ..self }
@@ -84,7 +84,7 @@ impl VolumesTable {
     ///
     /// # Errors
     /// The first key with an invalid value.
-    pub(crate) fn check(&self, objects: Option<&ObjectsTable>) -> Result<(), ConfigError> {
+    pub fn check(&self, objects: Option<&ObjectsTable>) -> Result<(), ConfigError> {
         let Some(objects) = objects else {
             return invalid("volumes", "requires the object cache; add an [objects] table");
         };
@@ -167,7 +167,8 @@ impl NbdTable {
 
     /// Returns the addresses for a check of all listeners; strings that are not addresses are left
     /// out.
-    pub(crate) fn listening(&self) -> Vec<Listening> {
+    #[must_use]
+    pub fn listening(&self) -> Vec<Listening> {
         Listening::parsed::<Address>("nbd.listen", &self.listen)
     }
 
@@ -190,7 +191,8 @@ impl NbdTable {
     }
 
     /// Returns the number of file descriptors that the listener may need.
-    pub(crate) fn descriptors_max(&self) -> usize {
+    #[must_use]
+    pub fn descriptors_max(&self) -> usize {
         self.connections_max as usize + self.listen.len() + 3 * self.threads + 8
     }
 
@@ -199,7 +201,7 @@ impl NbdTable {
     ///
     /// # Errors
     /// The first key with an invalid value.
-    pub(crate) fn check(&self, volumes: Option<&VolumesTable>) -> Result<(), ConfigError> {
+    pub fn check(&self, volumes: Option<&VolumesTable>) -> Result<(), ConfigError> {
         if volumes.is_none() {
             return invalid("nbd", "requires volumes; add a [volumes] table");
         }
