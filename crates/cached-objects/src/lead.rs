@@ -14,7 +14,6 @@ use super::thread::{Closed, ObjectThread, REOPEN_DELAY, Released, retry};
 use super::wanted::{Wanted, ended, other_than};
 use super::{ObjectsError, ShutdownError};
 use blocker::executor::block_on;
-use cached_config::store_all;
 use cached_registry::election::Release;
 use std::pin::pin;
 use std::sync::Arc;
@@ -160,16 +159,17 @@ impl ObjectThread {
             tracing::warn!(cause = why, "volumes were not released in order");
         }
         // The store decides: it accepts nothing once the next leader has claimed it.
-        let stored = match parts.cache.deposed_by() {
-            Some(epoch) if !parts.cache.is_stored() => {
-                Err(ShutdownError::of_cache(&parts.cache, format!("epoch {epoch} is in force")))
+        let deposed = parts.cache.as_ref().and_then(|cache| Some((cache, cache.deposed_by()?)));
+        let stored = match deposed {
+            Some((cache, epoch)) if !cache.is_stored() => {
+                Err(ShutdownError::of_cache(cache, format!("epoch {epoch} is in force")))
             }
-            _ => store_all(&parts.cache, self.flush_max.get()).await,
+            _ => parts.store_all(self.flush_max.get()).await,
         };
         match stored {
             Ok(()) => {
                 if let Some(instance) = instance {
-                    parts.store.record_end(instance, Some(&parts.cache)).await;
+                    parts.store.record_end(instance, parts.cache.as_ref()).await;
                 }
             }
             Err(ShutdownError { dirty_bytes, why }) => {

@@ -44,7 +44,7 @@ use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use config::{BackendTable, ConfigError, Secrets};
 use election::{Candidacy, Reported, Standing};
-use open::{ObjectListener, OpenObjects, Opening};
+use open::{OpenObjects, Opening};
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
@@ -109,7 +109,7 @@ impl ObjectsError {
     }
 }
 
-/// An open object cache. Clients can connect, and are served once [`serve`](Objects::serve) and
+/// An open object cache, or an open store that is served without one. Clients can connect, and are served once [`serve`](Objects::serve) and
 /// then [`ObjectsControl::serve`] have been called.
 pub struct Objects {
     open: Open,
@@ -145,12 +145,13 @@ impl Objects {
         tracer: Option<&Tracer>,
     ) -> Result<Objects, ObjectsError> {
         let standing = Standing::of(&config, admin)?;
-        let ServiceConfig { objects, synapse, volumes, nbd, insight, .. } = config;
+        let ServiceConfig { objects, has_cache, synapse, volumes, nbd, insight, .. } = config;
         let slow = Arc::new(SlowLog::new(insight.slow_threshold()));
         let nbd_tls = files.nbd_tls.clone();
         let volumes = volumes.map(|volumes| VolumesOpening { volumes, nbd, nbd_tls });
         let opening = Opening {
             objects: objects.clone(),
+            has_cache,
             synapse: synapse.clone(),
             volumes,
             files,
@@ -165,7 +166,7 @@ impl Objects {
         let (open, election) = match standing {
             None => {
                 let open = opening.open(end)?;
-                statistics.set(&open.parts.cache, open.parts.listener.as_ref().map(ObjectListener::metrics));
+                open.parts.show_in(&statistics);
                 (Open::Cache(open), None)
             }
             Some(standing) => {
@@ -195,7 +196,9 @@ impl Objects {
             // A connection of the cache as well.
             Open::Candidacy(candidacy, _) => 2 * candidacy.store_bytes_max(),
         };
-        let memory_bytes_max = objects.cache_bytes_max() + store_bytes_max;
+        let cache_bytes_max = if has_cache { objects.cache_bytes_max() } else { 0 };
+        let flush_max_secs = if has_cache { objects.shutdown_flush_secs } else { 0 };
+        let memory_bytes_max = cache_bytes_max + store_bytes_max;
         let reload = ReloadObjects::new(opening);
         if let Open::Candidacy(candidacy, _) = &open {
             reload.set_election(candidacy.secret());
@@ -205,7 +208,7 @@ impl Objects {
             reload,
             statistics,
             admin: admin.map(Arc::downgrade),
-            flush_max: LiveSecs::new(objects.shutdown_flush_secs),
+            flush_max: LiveSecs::new(flush_max_secs),
             // Replaced by `serve`.
             drain_timeout: LiveSecs::new(0),
             election,

@@ -1,4 +1,4 @@
-//! Opens an object cache over its store, with a listener, at startup, again after a failed upgrade,
+//! Opens an object cache over its store, or the store alone, with a listener, at startup, again after a failed upgrade,
 //! and for each leadership of an elected writer; and changes the settings of the current cache at
 //! run time.
 //!
@@ -18,9 +18,13 @@ use blocker::metrics::Collect;
 use blocker::trace::Tracer;
 use blocker::{Blocker, Measurements, Traced};
 use cached_admin::Health;
+use cached_admin::insight::ObjectStatistics;
 use cached_admin::insight::slow::{SlowLog, SlowStore};
 use cached_admin::sources::{StoreSource, measured};
-use cached_config::{LiveObjects, OpenOptions, Store, Waiting, begin_recovery, log_events, log_recovery};
+use cached_config::{
+    LiveObjects, OpenOptions, ShutdownError, Store, Waiting, begin_recovery, flush_all, log_events,
+    log_recovery, store_all,
+};
 use cached_core::insight::Sampling;
 use cached_core::object::{Background, Leadership, ObjectCache};
 use cached_process::files::SocketFile;
@@ -43,6 +47,7 @@ const STORE_SECRET: &str = "objects.backend.secret_file";
 #[derive(Clone)]
 pub(super) struct Opening {
     pub(super) objects: ObjectsTable,
+    pub(super) has_cache: bool,
     pub(super) synapse: Option<SynapseTable>,
     pub(super) volumes: Option<VolumesOpening>,
     pub(super) files: ListenerFiles,
@@ -56,16 +61,18 @@ pub(super) struct Opening {
     pub(super) leads: Option<Holds>,
 }
 
-/// An open object cache, none of whose threads run yet.
+/// An open object cache, or an open store without a cache, none of whose threads run yet.
 pub(super) struct OpenObjects {
     pub(super) parts: Parts,
-    pub(super) background: Background,
+    /// The background task of the cache, if there is one.
+    pub(super) background: Option<Background>,
     pub(super) control: Runtime,
 }
 
-/// The parts of the cache that serve clients and appear in reports.
+/// The parts that serve clients and appear in reports.
 pub(super) struct Parts {
-    pub(super) cache: ObjectCache,
+    /// The cache; without one, the store is served.
+    pub(super) cache: Option<ObjectCache>,
     pub(super) store: Store,
     /// The store's name, for the log.
     pub(super) name: String,
@@ -104,7 +111,7 @@ impl Opening {
         }
     }
 
-    async fn open_in(&self, control: &Handle) -> Result<(Parts, Background), ObjectsError> {
+    async fn open_in(&self, control: &Handle) -> Result<(Parts, Option<Background>), ObjectsError> {
         let Opening { objects, synapse, secrets, sampling, tracer, slow, health, .. } = self;
         let Some(table) = &objects.backend else {
             return Err(ConfigError::new("objects.backend", "is missing").into());
@@ -127,44 +134,49 @@ impl Opening {
             Some(_) => measured(store, table.kind()),
             None => (store, None),
         };
-        // Always present, because the threshold can change.
-        let below: Arc<dyn Blocker> = Arc::new(SlowStore::new(store.backend(), slow.clone()));
-        let (cache, background) = objects.open_cache(below, journal, *sampling)?;
-        begin_recovery(&cache, objects, &mut waiting).await?;
+        let (cache, background) = match self.has_cache {
+            true => {
+                // Always present, because the threshold can change.
+                let below: Arc<dyn Blocker> = Arc::new(SlowStore::new(store.backend(), slow.clone()));
+                let (cache, background) = objects.open_cache(below, journal, *sampling)?;
+                begin_recovery(&cache, objects, &mut waiting).await?;
+                (Some(cache), Some(background))
+            }
+            false => (None, None),
+        };
         let record = match synapse {
             Some(_) => Some(store.node_record(&mut waiting).await?),
             None => None,
         };
-        let listener = self.listener(record.as_ref(), &cache, None)?;
-        let http = self.http(&cache).await?;
-        let volumes = self.volumes(&cache, control, None).await?;
-        let name = table.to_string();
-        let secrets = secrets.clone();
-        let parts = Parts { cache, store, name, listener, http, volumes, record, measurements, secrets };
+        let (name, secrets) = (table.to_string(), secrets.clone());
+        let (listener, http, volumes) = (None, None, None);
+        let mut parts = Parts { cache, store, name, listener, http, volumes, record, measurements, secrets };
+        parts.listener = self.listener(&parts, None)?;
+        parts.http = self.http(&parts).await?;
+        parts.volumes = self.volumes(&parts, control, None).await?;
         Ok((parts, background))
     }
 
     /// Starts the threads of the listener, if one is configured; the listener accepts no connection
-    /// yet. `continues` is the instance of an earlier listener that has ended over the same cache.
+    /// yet. `continues` is the instance of an earlier listener that has ended over the same parts.
     pub(super) fn listener(
         &self,
-        record: Option<&NodeRecord>,
-        cache: &ObjectCache,
+        parts: &Parts,
         continues: Option<InstanceId>,
     ) -> Result<Option<ObjectListener>, ObjectsError> {
-        let (Some(table), Some(record)) = (&self.synapse, record) else { return Ok(None) };
+        let (Some(table), Some(record)) = (&self.synapse, &parts.record) else { return Ok(None) };
         let mut config = table.server();
         let mut secrets = self.secrets.listener.iter().cloned();
         (config.secret, config.secret_previous) = (secrets.next(), secrets.next());
         config.name = host_name();
         config.continues = continues;
         record.apply(&mut config);
-        config.receive_buffers = Some(cache.receive_buffers());
+        config.receive_buffers = parts.cache.as_ref().map(ObjectCache::receive_buffers);
         let threads = ListenerThreads::start("cached-synapse", table.threads)?;
         config.workers = threads.runtimes.clone();
         config.tracer = self.tracer.clone();
-        let server = Server::new(self.served(cache), config);
-        let server = Arc::new(server.map_err(|error| ObjectsError::Listener(error.to_string()))?);
+        let server = Server::new(self.served(parts), config);
+        let server = Arc::new(server.map_err(|error| ObjectsError::from(SynapseTable::error(&error)))?);
         Ok(Some(ObjectListener { server, _threads: threads }))
     }
 
@@ -177,8 +189,9 @@ impl Opening {
         synapse + http + self.volumes.as_ref().map_or(0, VolumesOpening::listener_bytes_max)
     }
 
-    /// Returns the cache as clients use it.
-    fn served(&self, cache: &ObjectCache) -> Arc<dyn Blocker> {
+    /// Returns the cache, or the store without one, as clients use it.
+    fn served(&self, parts: &Parts) -> Arc<dyn Blocker> {
+        let Some(cache) = &parts.cache else { return parts.store.backend() };
         let cache = self.gated(cache);
         match &self.tracer {
             Some(tracer) => Arc::new(Traced::cache(cache, tracer.clone())),
@@ -196,9 +209,9 @@ impl Opening {
     }
 
     /// Returns the HTTP listener, if one is configured; it accepts no connection yet.
-    pub(super) async fn http(&self, cache: &ObjectCache) -> Result<Option<HttpService>, ObjectsError> {
+    pub(super) async fn http(&self, parts: &Parts) -> Result<Option<HttpService>, ObjectsError> {
         match &self.objects.http {
-            Some(table) => HttpService::open(table, self.files.clone(), self.served(cache)).await.map(Some),
+            Some(table) => HttpService::open(table, self.files.clone(), self.served(parts)).await.map(Some),
             None => Ok(None),
         }
     }
@@ -207,34 +220,57 @@ impl Opening {
     /// served. `kept` is the state of an earlier service that has ended over the same cache.
     pub(super) async fn volumes(
         &self,
-        cache: &ObjectCache,
+        parts: &Parts,
         control: &Handle,
         kept: Option<Kept>,
     ) -> Result<Option<VolumeService>, ObjectsError> {
-        match &self.volumes {
-            Some(volumes) => {
+        match (&self.volumes, &parts.cache) {
+            (Some(volumes), Some(cache)) => {
                 volumes.open(&self.objects, (cache, self.gated(cache)), control, kept).await.map(Some)
             }
-            None => Ok(None),
+            _ => Ok(None),
         }
     }
 }
 
 impl Parts {
+    /// Shows the cache, if there is one, in statistics.
+    pub(super) fn show_in(&self, statistics: &ObjectStatistics) {
+        if let Some(cache) = &self.cache {
+            statistics.set(cache, self.listener.as_ref().map(ObjectListener::metrics));
+        }
+    }
+
     /// Returns a handle that changes the settings of cache, listener and store.
     pub(super) fn live(&self, flush_max: &LiveSecs) -> LiveObjects {
         let listener = self.listener.as_ref().map(|listener| Arc::downgrade(&listener.server));
-        let cache = (self.cache.live_settings(), flush_max.clone());
-        LiveObjects::new(Some(cache), listener, self.store.secret(), self.secrets.clone())
+        let cache = self.cache.as_ref().map(|cache| (cache.live_settings(), flush_max.clone()));
+        LiveObjects::new(cache, listener, self.store.secret(), self.secrets.clone())
+    }
+
+    /// Stores the dirty data of the cache, if there is one, as [`store_all`] does.
+    pub(super) async fn store_all(&self, flush_max: Duration) -> Result<(), ShutdownError> {
+        match &self.cache {
+            Some(cache) => store_all(cache, flush_max).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Stores the present dirty data of the cache, if there is one, as [`flush_all`] does.
+    pub(super) async fn flush_all(&self, flush_max: Duration) -> blocker::Result<()> {
+        match &self.cache {
+            Some(cache) => flush_all(cache, flush_max).await,
+            None => Ok(()),
+        }
     }
 
     /// Starts the background tasks, in the current runtime.
-    pub(super) fn run(&self, background: Background) -> Vec<AbortHandle> {
-        let mut tasks = vec![
-            tokio::spawn(background).abort_handle(),
-            tokio::spawn(log_events(self.store.backend().subscribe(), self.name.clone())).abort_handle(),
-            tokio::spawn(log_recovery(self.cache.clone())).abort_handle(),
-        ];
+    pub(super) fn run(&self, background: Option<Background>) -> Vec<AbortHandle> {
+        let events = log_events(self.store.backend().subscribe(), self.name.clone());
+        let mut tasks = vec![tokio::spawn(events).abort_handle()];
+        tasks.extend(background.map(|background| tokio::spawn(background).abort_handle()));
+        let recovery = self.cache.clone().map(log_recovery);
+        tasks.extend(recovery.map(|recovery| tokio::spawn(recovery).abort_handle()));
         if let Some(measurements) = &self.measurements {
             let watch = StoreSource::watch(Arc::downgrade(&self.store.backend()), measurements.clone());
             tasks.push(tokio::spawn(watch).abort_handle());
@@ -346,7 +382,7 @@ impl ObjectListener {
     }
 
     /// Returns the metrics of the server, without keeping the server open.
-    pub(super) fn metrics(&self) -> Weak<dyn Collect> {
+    fn metrics(&self) -> Weak<dyn Collect> {
         Arc::<Server>::downgrade(&self.server)
     }
 

@@ -16,8 +16,8 @@ use blocker::metrics::Collect;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
 use cached_admin::sources::{ObjectHttpSource, ObjectsSource, Shown, StoreSource, SynapseSource};
-use cached_config::{Store, close_stored_journal, flush_all, store_all};
-use cached_core::object::WeakObjectCache;
+use cached_config::{Store, close_stored_journal};
+use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_registry::election::Release;
 use std::io;
@@ -117,10 +117,11 @@ impl ObjectThread {
     /// Shows the open cache in statistics and, until the result is dropped, on the admin listener.
     pub(super) fn show(&self, parts: &Parts) -> Vec<Shown> {
         let Parts { cache, store, listener, http, volumes, name, measurements, .. } = parts;
-        self.statistics.set(cache, listener.as_ref().map(ObjectListener::metrics));
+        parts.show_in(&self.statistics);
         self.reload.set(Some(parts.live(&self.flush_max)));
         let Some(admin) = self.admin.as_ref().and_then(Weak::upgrade) else { return Vec::new() };
-        let mut shown = vec![ObjectsSource::show(&admin, cache)];
+        let mut shown = Vec::new();
+        shown.extend(cache.as_ref().map(|cache| ObjectsSource::show(&admin, cache)));
         if let Some(measurements) = measurements {
             shown.push(StoreSource::show(&admin, name.clone(), measurements, store.metrics()));
         }
@@ -150,7 +151,7 @@ impl ObjectThread {
             closed
         });
         let Parts { cache, store, listener, http, volumes, .. } = parts;
-        let left = cache.downgrade();
+        let left = cache.as_ref().map(ObjectCache::downgrade);
         // The shown sources hold handles of the cache, and so do the aborted tasks until their
         // runtime ends.
         drop((cache, listener, http, volumes, shown));
@@ -162,7 +163,7 @@ impl ObjectThread {
         if let Err(error) = store.close(STEP_TIMEOUT) {
             tracing::warn!(cause = %error, "the store was not closed cleanly");
         }
-        wait_until_unused(&left, &metrics);
+        wait_until_unused(left.as_ref(), &metrics);
         closed
     }
 
@@ -193,8 +194,11 @@ impl ObjectThread {
                 }
             }
             now = loop {
-                let Some((candidacy, epoch)) = &mut leads else { break other_than(now, wanted).await };
-                match candidacy.wait(*epoch, &parts.cache, now, wanted).await {
+                // A leader has a cache.
+                let (Some((candidacy, epoch)), Some(cache)) = (&mut leads, &parts.cache) else {
+                    break other_than(now, wanted).await;
+                };
+                match candidacy.wait(*epoch, cache, now, wanted).await {
                     Waited::Wanted(next) => break next,
                     Waited::Lost => {
                         self.abandon(parts, candidacy).await;
@@ -221,9 +225,9 @@ impl ObjectThread {
         self.control.listening().close();
         let instance = parts.listener.as_ref().map(|listener| listener.server.instance());
         let released = self.end_listeners(parts, self.drain_timeout.get(), self.flush_max.get()).await;
-        store_all(&parts.cache, self.flush_max.get()).await?;
+        parts.store_all(self.flush_max.get()).await?;
         if let Some(instance) = instance {
-            parts.store.record_end(instance, Some(&parts.cache)).await;
+            parts.store.record_end(instance, parts.cache.as_ref()).await;
         }
         if let Some(candidacy) = candidacy
             && let Err(cause) = candidacy.release(None).await
@@ -302,9 +306,9 @@ fn close_store(result: Result<(), ShutdownError>, store: Store) -> Result<(), Sh
 
 /// Waits until a dropped cache and its store are no longer in use: threads that are about to end
 /// and reports in progress may still use them for a moment.
-fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
+fn wait_until_unused(cache: Option<&WeakObjectCache>, store: &Weak<dyn Collect>) {
     let deadline = Instant::now() + STEP_TIMEOUT;
-    while !(cache.is_gone() && store.strong_count() == 0) {
+    while !(cache.is_none_or(WeakObjectCache::is_gone) && store.strong_count() == 0) {
         if Instant::now() >= deadline {
             tracing::warn!("the store is still in use; another process may be unable to open it");
             return;
@@ -350,22 +354,24 @@ impl ObjectThread {
             candidacy.check(to).await?;
         }
         tokio::select! {
-            flushed = flush_all(&parts.cache, self.flush_max.get()) => flushed.map_err(unstored)?,
+            flushed = parts.flush_all(self.flush_max.get()) => flushed.map_err(unstored)?,
             _ = other_than(now, &mut wanted) => return Err("this process ends".into()),
         }
         let mut instance = parts.listener.as_ref().map(|listener| listener.server.instance());
         let kept = parts.volumes.as_ref().map(VolumeService::kept);
         let mut stored = match self.end_listeners(parts, self.drain_timeout.get(), self.flush_max.get()).await
         {
-            Ok(()) => flush_all(&parts.cache, self.flush_max.get()).await.map_err(unstored),
+            Ok(()) => parts.flush_all(self.flush_max.get()).await.map_err(unstored),
             Err(why) => Err(why),
         };
         if stored.is_ok() {
-            close_stored_journal(&parts.cache).await;
+            if let Some(cache) = &parts.cache {
+                close_stored_journal(cache).await;
+            }
             // Recorded before the next leader reads the record. If the lease is then not released,
             // this host goes on to lead as another instance.
             if let Some(instance) = instance.take() {
-                parts.store.record_end(instance, Some(&parts.cache)).await;
+                parts.store.record_end(instance, parts.cache.as_ref()).await;
             }
             if let Some((candidacy, to)) = successor {
                 stored = candidacy.release(to).await;
@@ -383,7 +389,7 @@ impl ObjectThread {
                 Ok(http) => parts.http = http,
                 Err(error) => tracing::error!(cause = %error, "HTTP clients are no longer served"),
             }
-            match self.reload.opening().volumes(&parts.cache, &Handle::current(), kept).await {
+            match self.reload.opening().volumes(parts, &Handle::current(), kept).await {
                 Ok(volumes) => parts.volumes = volumes,
                 Err(error) => tracing::error!(cause = %error, "volumes are no longer served"),
             }
@@ -398,7 +404,7 @@ impl ObjectThread {
 
     /// Returns an HTTP listener that accepts connections.
     async fn http_again(&self, parts: &Parts) -> Result<Option<HttpService>, ObjectsError> {
-        let http = self.reload.opening().http(&parts.cache).await?;
+        let http = self.reload.opening().http(parts).await?;
         http.iter().try_for_each(HttpService::listen)?;
         Ok(http)
     }
@@ -409,7 +415,7 @@ impl ObjectThread {
         parts: &Parts,
         instance: Option<InstanceId>,
     ) -> Result<Option<ObjectListener>, ObjectsError> {
-        let listener = self.reload.opening().listener(parts.record.as_ref(), &parts.cache, instance)?;
+        let listener = self.reload.opening().listener(parts, instance)?;
         listener.iter().try_for_each(|own| own.listen(self.control.listening()))?;
         Ok(listener)
     }

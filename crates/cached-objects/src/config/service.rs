@@ -11,8 +11,10 @@ use std::sync::Arc;
 /// The tables that configure an object service. They must have been checked.
 #[derive(Debug, Clone)]
 pub struct ServiceConfig {
-    /// The cache, with its store and its HTTP listener.
+    /// The store, and the cache over it with its HTTP listener.
     pub objects: ObjectsTable,
+    /// Whether there is a cache; without one, the store itself is served over synapse.
+    pub has_cache: bool,
     /// The synapse listener, if there is one.
     pub synapse: Option<SynapseTable>,
     /// The registry by which hosts elect the writer, if there is one.

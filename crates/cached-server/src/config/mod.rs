@@ -99,7 +99,7 @@ impl Config {
     pub fn service(&self) -> Option<ServiceConfig> {
         let File { objects, synapse, registry, volumes, nbd, .. } = self.file.clone();
         let insight = self.settings.insight.clone();
-        Some(ServiceConfig { objects: objects?, synapse, registry, volumes, nbd, insight })
+        Some(ServiceConfig { objects: objects?, has_cache: true, synapse, registry, volumes, nbd, insight })
     }
 
     fn http(&self) -> Option<&HttpTable> {
