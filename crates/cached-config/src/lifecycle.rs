@@ -134,7 +134,10 @@ pub async fn begin_recovery(
                 waiting.pause(&format!("the disk of the journal in {directory}"), why).await;
             }
             Err(RecoveryError::Store(error)) => return Err(error.into()),
-            Err(error @ (RecoveryError::Overtaken { .. } | RecoveryError::Journal(_))) => {
+            Err(
+                error
+                @ (RecoveryError::Overtaken { .. } | RecoveryError::Elected | RecoveryError::Journal(_)),
+            ) => {
                 let why = format!("{directory}: {error}");
                 return Err(ConfigError::new("objects.journal.directory", why).into());
             }
@@ -195,9 +198,12 @@ impl ShutdownError {
     pub fn of_cache(cache: &ObjectCache, why: impl Into<String>) -> ShutdownError {
         let mut why = why.into();
         if cache.journal_health().is_some_and(|health| health.state == JournalState::Ok) {
-            why.push_str(
-                "; the journal has what was acknowledged as journaled, and the next start stores it",
-            );
+            why.push_str(match cache.acknowledges_journaled() {
+                true => "; the journal has what was acknowledged as journaled, and the next start stores it",
+                false => {
+                    "; the journal keeps what it has of them, and this host stores it if it leads before any other"
+                }
+            });
         }
         let objects = cache.recovery().objects_failed;
         if objects > 0 {
@@ -212,7 +218,7 @@ impl ShutdownError {
 
 /// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one, which then
 /// has nothing to replay. Data that the store does not accept in time is not lost if the journal
-/// has all of it: the next startup stores it. No other task may change the cache any more.
+/// has all of it: the next startup stores it, unless the writer is elected. No other task may change the cache any more.
 ///
 /// # Errors
 /// [`ShutdownError`] if acknowledged data is neither stored nor in the journal, or if objects could
@@ -280,7 +286,7 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
 /// Makes the data that the store has not accepted durable in the journal, and closes the journal.
 /// Returns whether the journal has all of that data.
 async fn journal_all(cache: &ObjectCache) -> bool {
-    if cache.journal_health().is_none() {
+    if !cache.acknowledges_journaled() {
         return false;
     }
     let mut request = FlushRequest::new(Scope::All).durability(Durability::Journaled);

@@ -33,6 +33,9 @@ impl ObjectCache {
             is_journaled = known.as_ref().map_or(logged.is_journaled, |known| known.is_journaled);
             is_forwarded = is_journaled && log.goes_through((&request.change).into());
             request.terms.durability = request.terms.durability.max(logged.durability);
+            if shared.stores_if_journaled() {
+                write_through::store_if_journaled(shared, &mut request.terms);
+            }
         }
         let (change, terms) = (&request.change, &request.terms);
         let is_passing = shared.read_ahead.follows_writes() && passes(shared, &request.object, change);

@@ -112,10 +112,14 @@ impl ObjectCacheBuilder {
     }
 
     /// Logs the changes of namespaces in write-back mode in `journal`; the configuration can change
-    /// the choice of namespaces. Requires [`Writer::Cache`], and therefore a store with fencing.
+    /// the choice of namespaces. Requires [`Writer::Cache`] or [`Writer::Elected`], and therefore a
+    /// store with fencing.
     ///
     /// Records that an earlier process left in the journal are replayed once
     /// [`begin_recovery`](ObjectCache::begin_recovery) has succeeded; until then operations wait.
+    /// An elected cache replays nothing: before it is created, another cache, with
+    /// [`Writer::Cache`], must have stored what the journal has. It acknowledges nothing as
+    /// *journaled*, but as *stored*, because the next leader does not have the journal.
     pub fn journal(mut self, journal: OpenJournal, options: JournalOptions) -> Self {
         self.journal = Some((journal, options));
         self

@@ -299,6 +299,13 @@ impl ObjectCache {
         self.shared().journal.log.as_ref().map(|log| log.events.condition.health())
     }
 
+    /// Returns whether this cache has a journal and acknowledges changes as *journaled*. An
+    /// [elected](super::Writer::Elected) one acknowledges them as *stored* instead.
+    #[must_use]
+    pub fn acknowledges_journaled(&self) -> bool {
+        self.shared().journal.log.is_some() && !self.shared().stores_if_journaled()
+    }
+
     /// Begins to recover the changes that an earlier process logged: claims their namespaces.
     /// Without a journal, or if it is empty, there is nothing to do.
     ///

@@ -11,6 +11,7 @@ mod object_copy;
 mod object_dirty_limit;
 mod object_edge_cases;
 mod object_elected;
+mod object_elected_journal;
 mod object_explorer;
 mod object_flush;
 mod object_invalidation;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use blocker::*;
 use cached_core::object::{
-    JournalOptions, JournalState, ObjectCache, ObjectCacheConfig, OpenJournal, RecoveryError, Writer,
+    JournalOptions, JournalState, Leadership, ObjectCache, ObjectCacheConfig, OpenJournal, RecoveryError,
+    Writer,
 };
 use cached_journal::disk::Disk;
 use cached_journal::disk::simulated::{Faults, SimulatedDisk};
@@ -16,7 +17,7 @@ use test_kit::steered::{Op, SteeredStore, Verdict};
 use test_kit::{BUCKET, KIB, id, pattern};
 
 const SEGMENT_BYTES: u64 = 64 * KIB;
-const OBJECTS: usize = 6;
+pub(crate) const OBJECTS: usize = 6;
 
 fn journal_config() -> JournalConfig {
     JournalConfig {
@@ -30,19 +31,29 @@ fn environment(disk: &SimulatedDisk) -> Environment {
     Environment { clock: Arc::<cached_journal::ManualClock>::default(), ..Environment::new(disk.clone()) }
 }
 
-struct Process {
+pub(crate) struct Process {
     sim: Sim,
-    cache: ObjectCache,
+    pub(crate) cache: ObjectCache,
     journal: Arc<Journal>,
     /// The journal's clock.
     clock: Arc<cached_journal::ManualClock>,
 }
 
 impl Process {
-    fn start<S: Blocker + 'static>(
+    pub(crate) fn start<S: Blocker + 'static>(
         disk: &SimulatedDisk,
         store: &Arc<S>,
         seed: u64,
+    ) -> std::result::Result<Self, String> {
+        Self::lead(disk, store, seed, None)
+    }
+
+    /// Starts a cache that leads in an election, if a leadership is given.
+    pub(crate) fn lead<S: Blocker + 'static>(
+        disk: &SimulatedDisk,
+        store: &Arc<S>,
+        seed: u64,
+        leadership: Option<Leadership>,
     ) -> std::result::Result<Self, String> {
         let mut sim = Sim::new(None);
         let clock = Arc::<cached_journal::ManualClock>::default();
@@ -57,7 +68,8 @@ impl Process {
             dirty_bytes_max: 128 * KIB,
             dirty_age_max: std::time::Duration::from_secs(36_000),
             write: WriteMode::Back,
-            writer: Writer::Cache,
+            writer: if leadership.is_some() { Writer::Elected } else { Writer::Cache },
+            leadership,
             hash_seed: Some(seed),
             ..ObjectCacheConfig::default()
         };
@@ -73,7 +85,7 @@ impl Process {
         Ok(Self { sim, cache, journal, clock })
     }
 
-    fn run<T: 'static>(&mut self, work: impl Future<Output = T> + 'static) -> T {
+    pub(crate) fn run<T: 'static>(&mut self, work: impl Future<Output = T> + 'static) -> T {
         let handle = self.sim.spawn(work);
         for _ in 0..100_000 {
             self.sim.run_until_idle();
@@ -89,7 +101,7 @@ impl Process {
     }
 
     /// Runs all tasks until none can continue.
-    fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         loop {
             self.sim.run_until_idle();
             if !(self.journal.step_commit() | self.journal.step_prepare()) {
@@ -107,12 +119,12 @@ impl Process {
         self.run(async move { cache.flush(FlushRequest::new(Scope::Object(name(object)))).await }).unwrap();
     }
 
-    fn begin(&mut self) -> std::result::Result<(), RecoveryError> {
+    pub(crate) fn begin(&mut self) -> std::result::Result<(), RecoveryError> {
         let cache = self.cache.clone();
         self.run(async move { cache.begin_recovery().await })
     }
 
-    fn read(&mut self, object: usize) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn read(&mut self, object: usize) -> Result<Option<Vec<u8>>> {
         let cache = self.cache.clone();
         let answer = self.run(async move { cache.read(ReadRequest::new(name(object), 0, 4 * BUCKET)).await });
         match answer {
@@ -122,7 +134,7 @@ impl Process {
         }
     }
 
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         for _ in 0..10_000 {
             self.sim.run_until_idle();
             if self.cache.recovery().is_done {
@@ -136,26 +148,35 @@ impl Process {
     }
 }
 
-fn name(object: usize) -> ObjectId {
+pub(crate) fn name(object: usize) -> ObjectId {
     id(&format!("o{object}"))
 }
 
 /// Returns a journal with a few changes of each object, none of which is stored, and the contents
 /// of the objects.
 fn written() -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
+    written_by(None, Durability::Journaled)
+}
+
+/// Does the same as [`written`], by the leader of an election if a leadership is given.
+pub(crate) fn written_by(
+    leadership: Option<Leadership>,
+    durability: Durability,
+) -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
-    let mut process = Process::start(&disk, &store, 1).unwrap();
+    let mut process = Process::lead(&disk, &store, 1, leadership).unwrap();
     process.begin().unwrap();
     let mut contents = vec![None; OBJECTS];
     for round in 0..3 {
         for (object, content) in contents.iter_mut().enumerate() {
             let bytes = pattern(10 * round + object as u64, 0, 2000 + 700 * object);
             let cache = process.cache.clone();
-            let request = WriteRequest::new(name(object), 0, bytes.clone()).durability(Durability::Journaled);
+            let request = WriteRequest::new(name(object), 0, bytes.clone()).durability(durability);
             process.run(async move { cache.write(request).await }).unwrap();
             *content = Some(bytes);
         }
     }
+    process.go_on();
     drop(process);
     disk.kill_process();
     (disk, store, contents)
@@ -282,13 +303,13 @@ fn every_flipped_bit_is_detected_or_harmless_through_the_cache() {
 }
 
 /// Lets another writer claim the namespace that contains all objects.
-fn take_over(store: &Memory, epoch: u64) {
+pub(crate) fn take_over(store: &Memory, epoch: u64) {
     let scope = Scope::Namespace(name(0).namespace);
     executor::block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(77)))).unwrap();
 }
 
 /// Asserts that a directory inside the journal's directory contains the journaled changes.
-fn assert_kept(disk: &SimulatedDisk, directory: &str, contents: &[Option<Vec<u8>>]) {
+pub(crate) fn assert_kept(disk: &SimulatedDisk, directory: &str, contents: &[Option<Vec<u8>>]) {
     let mut last = std::collections::BTreeMap::new();
     let kept = disk.directory(directory).unwrap();
     let damage = tools::export(&*kept, |record, payload| {
@@ -444,7 +465,7 @@ fn no_more_than_three_overtaken_journals_are_kept() {
 }
 
 /// Asserts that all objects have the journaled content, and that the store gets this content.
-fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Vec<u8>>]) {
+pub(crate) fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Vec<u8>>]) {
     for (object, content) in contents.iter().enumerate() {
         assert_eq!(process.read(object).unwrap(), *content, "object {object}");
     }

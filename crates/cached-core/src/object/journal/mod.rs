@@ -159,8 +159,9 @@ impl JournalOptions {
 /// # Errors
 /// The first invalid key.
 fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> Result<(), ConfigError> {
-    ensure(config.writer == Writer::Cache, "writer", || {
-        "must be Cache with a journal: replaying the journal must not undo changes of other writers".into()
+    ensure(config.writer != Writer::Callers, "writer", || {
+        "must be Cache or Elected with a journal: replaying the journal must not undo changes of other writers"
+            .into()
     })?;
     let Sizes { limit, segment, payload_max } = sizes;
     let least = config.dirty_bytes_max.saturating_mul(2).saturating_add(segment.saturating_mul(4));
@@ -189,6 +190,10 @@ fn check(sizes: Sizes, options: &JournalOptions, config: &ObjectCacheConfig) -> 
         let is_journaled = journal.unwrap_or(write == WriteMode::Back);
         ensure(durability != Durability::Journaled || is_journaled, "durability", || {
             "journaled needs changes to be logged: set journal = true, or write = back".into()
+        })?;
+        let is_kept = durability != Durability::Journaled || config.writer != Writer::Elected;
+        ensure(is_kept, "durability", || {
+            "must be cached with an elected writer: the next leader does not have the journal".into()
         })?;
         ensure(matches!(durability, Durability::Cached | Durability::Journaled), "durability", || {
             format!(

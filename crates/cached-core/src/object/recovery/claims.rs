@@ -3,8 +3,16 @@
 //!
 //! The journal's records name the epoch under which they were made. The cache is the same writer as
 //! the one that wrote the journal, and repeats that claim. If the store accepts it, no other party
-//! has changed the namespace since, and the cache claims the next epoch. If the store refuses it,
-//! there are two cases. Either this cache claimed the epoch in force itself, to void its journal
+//! has changed the namespace since, and the cache claims the next epoch.
+//!
+//! The leader of an election claims as another writer, which only its process knows. So the store
+//! refuses the repeated claim, but names the same epoch as being in force. Changes are logged only
+//! under an epoch that their cache holds, and an epoch has one writer: if the records have this
+//! epoch, no other party has changed the namespace since. In both cases a party that claims the
+//! namespace before this cache has the next epoch makes the store refuse that epoch, because there
+//! is none in between; one that claims it afterwards makes the store refuse the applied changes.
+//!
+//! If the store has another epoch in force, there are two cases. Either this cache claimed the epoch in force itself, to void its journal
 //! after the journal's disk had failed: then the changes of the records are stored, and the records
 //! are left out. Or another writer claimed it: then the records must not be applied.
 //!
@@ -19,6 +27,7 @@ use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record
 use scopeguard::ScopeGuard;
 
 use super::{RecoveryError, pass, recover};
+use crate::object::config::Writer;
 use crate::object::journal::records::{encode_epoch, subject};
 use crate::object::journal::unapplied::{BegunClaim, Collector, Found, FoundNamespace, Overtaken, Unapplied};
 use crate::object::shared::Shared;
@@ -39,6 +48,9 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     // now.
     let has_changes = |at: &usize| found.namespaces[*at].left > 0;
     let changed: Vec<usize> = (0..found.namespaces.len()).filter(has_changes).collect();
+    if !changed.is_empty() && shared.control.config.writer == Writer::Elected {
+        return Err(RecoveryError::Elected);
+    }
     for each in changed.iter().map(|at| &found.namespaces[*at]) {
         if let Some(log) = &shared.journal.log {
             log.names.learn(&each.name, each.number, end);
@@ -94,7 +106,8 @@ fn collect(shared: &Shared, replay: &Replay) -> Result<Found, RecoveryError> {
         })?;
         let malformed = |error| RecoveryError::Journal(format!("record {}: {error}", record.position.0));
         let about = subject(&record.head).map_err(malformed)?;
-        let namespace = collector.namespace(&about.namespace, record.head.namespace, record.head.epoch);
+        let (number, epoch, is_change) = (record.head.namespace, record.head.epoch, about.name.is_some());
+        let namespace = collector.namespace(&about.namespace, number, epoch, is_change);
         if let Some(name) = about.name {
             let id = blocker::ObjectId::new(about.namespace, name);
             collector.record(shared.hash(&id), namespace, place);
@@ -176,6 +189,7 @@ async fn claim(
         None => {
             let (own, is_voided) = match claim_below(shared, &scope, journal_epoch).await? {
                 Ok(()) => (journal_epoch, false),
+                Err(own) if own.0 == found.changed_epoch => (own, false),
                 Err(newer) => match claim_below(shared, &scope, newer).await? {
                     Ok(()) => (newer, true),
                     Err(in_force) => return Ok(Claimed::Overtaken { in_force }),

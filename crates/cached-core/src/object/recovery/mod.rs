@@ -42,6 +42,12 @@ pub enum RecoveryError {
         /// The epoch in force.
         in_force: Epoch,
     },
+    /// The cache is [elected](super::Writer::Elected): its claims would replace those that show
+    /// whether the changes may be applied.
+    #[error(
+        "the journal holds changes of an earlier process, which a cache that is the writer itself must store before this host leads"
+    )]
+    Elected,
     /// The journal cannot be read, or holds records that this program does not know.
     #[error(
         "the journal cannot be recovered: {0}; `cachectl journal verify` lists all damage, `cachectl journal export` saves what is readable, `cachectl journal discard` starts anew"

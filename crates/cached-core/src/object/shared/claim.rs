@@ -142,6 +142,9 @@ async fn claim_elected(
     }
     match claim_below(&shared.store, &Scope::Namespace(namespace.clone()), epoch).await {
         Ok(()) => {
+            if let Some(log) = &shared.journal.log {
+                log.names.claimed(namespace, epoch.0);
+            }
             shared.store.claims.forget_parts(namespace, epoch);
             shared.store.epochs.set(namespace, Own::Held(epoch));
             Ok(epoch)

@@ -104,6 +104,12 @@ impl Shared {
         })
     }
 
+    /// Returns whether a caller that requests *journaled* gets *stored*: the next leader of an
+    /// election does not have the journal.
+    pub(crate) fn stores_if_journaled(&self) -> bool {
+        self.control.config.writer == Writer::Elected
+    }
+
     #[inline]
     pub(crate) fn hash(&self, id: &ObjectId) -> u64 {
         self.objects.hasher.hash_pair(id.namespace.as_bytes(), id.name.as_bytes())

@@ -40,6 +40,7 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
     }
     let work = async {
         if request.durability <= Durability::Journaled
+            && !shared.stores_if_journaled()
             && let Some(reply) = flush_log(&shared, &request).await?
         {
             return Ok(reply);

@@ -18,6 +18,8 @@ pub(crate) struct FoundNamespace {
     pub(crate) number: u64,
     /// The highest epoch under which the namespace was changed or was about to be changed.
     pub(crate) epoch: u64,
+    /// The highest epoch under which the namespace was changed: the journal's writer has held it.
+    pub(crate) changed_epoch: u64,
     /// The number of objects that still have records to apply.
     pub(crate) left: u32,
     /// The reason why one of the namespace's objects cannot be recovered.
@@ -73,8 +75,9 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Records a namespace with this number, changed under `epoch`; returns its index.
-    pub(crate) fn namespace(&mut self, name: &Namespace, number: u64, epoch: u64) -> u32 {
+    /// Records a namespace with this number, which was changed under `epoch`, or only about to be;
+    /// returns its index.
+    pub(crate) fn namespace(&mut self, name: &Namespace, number: u64, epoch: u64, is_changed: bool) -> u32 {
         let all = &mut self.found.namespaces;
         let at = match self.namespaces.get(name) {
             Some(at) => *at,
@@ -82,12 +85,15 @@ impl Collector {
                 let at = all.len() as u32;
                 self.namespaces.insert(name.clone(), at);
                 let (name, failure) = (name.clone(), None);
-                all.push(FoundNamespace { name, number, epoch, left: 0, failure });
+                all.push(FoundNamespace { name, number, epoch, changed_epoch: 0, left: 0, failure });
                 at
             }
         };
         let found = &mut all[at as usize];
         found.epoch = found.epoch.max(epoch);
+        if is_changed {
+            found.changed_epoch = found.changed_epoch.max(epoch);
+        }
         found.number = number;
         at
     }
