@@ -72,6 +72,8 @@ pub enum Claimed {
     Fenced(Epoch),
     /// The store could not be asked, or the outcome is unknown: the claim is repeated.
     Failed,
+    /// This host cannot lead for now: the lease is released for others.
+    Unable,
 }
 
 /// The part of this host.

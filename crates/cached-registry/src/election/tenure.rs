@@ -50,7 +50,7 @@ impl Tenure {
             self.claim = match outcome {
                 Claimed::Granted => Claim::Granted,
                 Claimed::Fenced(epoch) => Claim::Fenced(epoch),
-                Claimed::Failed => Claim::Wanted(retry),
+                Claimed::Failed | Claimed::Unable => Claim::Wanted(retry),
             };
         }
     }
@@ -151,7 +151,8 @@ impl<R> Leaderships<R> {
         None
     }
 
-    /// Takes the outcome of the claim. After too many failures the lease is released, for `anyone`.
+    /// Takes the outcome of the claim. If this host cannot lead, or after too many failures, the
+    /// lease is released, for `anyone`.
     pub(super) fn claimed(&mut self, now: Timestamp, outcome: Claimed, anyone: R) {
         let asked = self.asked.take();
         if let Claimed::Fenced(epoch) = outcome {
@@ -160,7 +161,7 @@ impl<R> Leaderships<R> {
         if let Some(tenure) = self.tenure.as_mut().filter(|tenure| Some(tenure.epoch) == asked) {
             tenure.claimed(outcome, now + retry_delay(self.lease));
             self.claims_failed = if outcome == Claimed::Failed { self.claims_failed + 1 } else { 0 };
-            if self.claims_failed == CLAIMS_FAILED_MAX {
+            if self.claims_failed == CLAIMS_FAILED_MAX || outcome == Claimed::Unable {
                 (self.claims_failed, self.release) = (0, Some(anyone));
             }
         }
