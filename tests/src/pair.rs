@@ -83,6 +83,17 @@ impl Pair {
         pair
     }
 
+    /// Returns a pair of hosts that run already, or not yet, each at its address.
+    #[must_use]
+    pub fn of(hosts: [Option<Daemon>; 2], addresses: [SocketAddr; 2]) -> Pair {
+        Pair { hosts, addresses }
+    }
+
+    /// Adds a host that did not run.
+    pub fn add(&mut self, host: usize, daemon: Daemon) {
+        self.hosts[host] = Some(daemon);
+    }
+
     /// Returns a host.
     ///
     /// # Panics

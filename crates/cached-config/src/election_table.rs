@@ -8,7 +8,7 @@ use cached_core::object::Writer;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendTable;
-use crate::config_file::{ConfigError, invalid, require, within};
+use crate::config_file::{ConfigError, require, within};
 use crate::journal_table::DurabilityName;
 use crate::objects::ObjectsTable;
 use crate::with_defaults;
@@ -30,9 +30,9 @@ with_defaults! {
 
 const LEASE_SECS: RangeInclusive<u64> = 1..=600;
 
-/// Why a journal is of no use to an elected writer.
-const WITHOUT_JOURNAL: &str = "writer = \"elected\" cannot keep promises with a journal, because the host that takes \
-                               over does not have it; flushes promise *stored*";
+/// Why nothing is acknowledged as *journaled* with an elected writer.
+const NOT_JOURNALED: &str = "with writer = \"elected\" the host that takes over does not have the journal, so flushes \
+                             promise *stored*";
 
 impl ElectionTable {
     /// Returns the lease.
@@ -56,19 +56,13 @@ pub(crate) fn check_election(objects: &ObjectsTable) -> Result<(), ConfigError> 
             "has no effect without writer = \"elected\"; set that, or remove the table".into()
         });
     }
-    if objects.journal.is_some() {
-        return invalid("objects.journal", format!("must be removed: {WITHOUT_JOURNAL}"));
-    }
     let stored = |is_journaled: bool, key: &str| {
-        require(!is_journaled, key, || format!("is \"journaled\"; it must be \"cached\": {WITHOUT_JOURNAL}"))
+        require(!is_journaled, key, || format!("is \"journaled\"; it must be \"cached\": {NOT_JOURNALED}"))
     };
     stored(objects.durability == DurabilityName::Journaled, "objects.durability")?;
     for (index, table) in objects.namespaces.iter().enumerate() {
-        let key = |name| format!("objects.namespaces[{index}].{name}");
-        stored(table.durability == Some(DurabilityName::Journaled), &key("durability"))?;
-        require(table.journal != Some(true), &key("journal"), || {
-            format!("is true; it must be false: {WITHOUT_JOURNAL}")
-        })?;
+        let key = format!("objects.namespaces[{index}].durability");
+        stored(table.durability == Some(DurabilityName::Journaled), &key)?;
     }
     let own = match &objects.backend {
         Some(BackendTable::Memory(_)) => "\"memory\", which other hosts cannot open",

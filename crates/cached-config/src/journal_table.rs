@@ -102,9 +102,9 @@ impl JournalTable {
         if self.directory.as_os_str().is_empty() {
             return invalid(key("directory"), "is missing; it must name a directory on a local disk");
         }
-        require(objects.writer == Writer::Cache, "objects.writer", || {
-            "is \"callers\"; a journal requires writer = \"cache\": only exclusive claims guarantee, after a crash, \
-             that no other writer has changed the data that the journal replays"
+        require(objects.writer != Writer::Callers, "objects.writer", || {
+            "is \"callers\"; a journal requires writer = \"cache\" or \"elected\": only exclusive claims guarantee, \
+             after a crash, that no other writer has changed the data that the journal replays"
                 .into()
         })?;
         self.check_ranges(KEY)?;
@@ -154,6 +154,13 @@ impl JournalTable {
         require(parent.is_none_or(Path::is_dir), &key("directory"), || {
             format!("{shown}: No such file or directory; its parent directory must exist")
         })
+    }
+
+    /// Returns the directories of the journals that were set aside because another writer had taken
+    /// over.
+    #[must_use]
+    pub fn overtaken(&self) -> Vec<PathBuf> {
+        cached_journal::kept_aside(&self.directory)
     }
 
     /// Opens the journal on a separate thread, because opening reads the heads of all records that

@@ -182,6 +182,14 @@ impl ObjectsTable {
         ObjectsTable { dirty_bytes_max, journal: self.journal.map(JournalTable::filled_in), ..self }
     }
 
+    /// Returns the table without its journal.
+    #[must_use]
+    pub fn without_journal(mut self) -> ObjectsTable {
+        self.journal = None;
+        self.namespaces.iter_mut().for_each(|table| table.journal = None);
+        self
+    }
+
     /// Returns the configuration of the cache.
     ///
     /// # Errors

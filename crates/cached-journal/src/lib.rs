@@ -98,4 +98,4 @@ pub use journal::Journal;
 pub use record::{Epochs, Head, Kind, Marks, NAME_BYTES_MAX, Object, Position, Record, Scope};
 pub use replay::{Read, Reader, RecordPlace, Records, Recovered, Replay, Source};
 pub use shared::{BUCKETS, Counts, Histogram, Metrics};
-pub use survey::KEPT_ASIDE_MAX;
+pub use survey::{KEPT_ASIDE_MAX, kept_aside};

@@ -2,6 +2,7 @@
 //! the log is intact.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::append::AlignedBuffer;
@@ -169,6 +170,14 @@ pub(crate) fn find_segments(disk: &dyn Disk) -> Result<Vec<FoundSegment>, OpenEr
 /// Returns whether a directory with this name holds a journal that another writer has overtaken.
 pub(crate) fn is_aside(name: &str) -> bool {
     (1..=KEPT_ASIDE_MAX).any(|number| name == aside_name(number))
+}
+
+/// Returns the directories of the overtaken journals that are kept within a journal's directory.
+#[must_use]
+pub fn kept_aside(directory: &Path) -> Vec<PathBuf> {
+    let all = (1..=KEPT_ASIDE_MAX).map(|number| directory.join(aside_name(number)));
+    // The superblock is written last.
+    all.filter(|kept| kept.join(SUPERBLOCK_NAME).exists()).collect()
 }
 
 /// Returns the name of a directory for an overtaken journal.

@@ -6,7 +6,7 @@
 //! rest is stored, and only then is the lease released. *Lapsed*, because the registry could not be
 //! asked: the gate refuses everything at once, and what is dirty is stored as long as the store
 //! accepts it. *Fenced*, because another host has taken over: what is not stored is lost, and
-//! reported.
+//! reported; the journal, if there is one, keeps what it has of that (`election/settle.rs`).
 
 use super::election::{Candidacy, Next, Tenure, is_in_force};
 use super::open::{OpenObjects, Parts};
@@ -131,11 +131,11 @@ impl ObjectThread {
     fn open_leader(
         &self,
         candidacy: &Candidacy,
-        Tenure { leadership, lease }: Tenure,
+        Tenure { leadership, lease, has_journal }: Tenure,
         wanted: &watch::Receiver<Wanted>,
     ) -> Result<OpenObjects, ObjectsError> {
         let epoch = leadership.epoch;
-        let opening = self.reload.lead(leadership, Arc::new(move || lease.holds()));
+        let opening = self.reload.lead(leadership, Arc::new(move || lease.holds()), has_journal);
         let mut now = candidacy.now.clone();
         let end = async {
             tokio::select! {
@@ -177,7 +177,7 @@ impl ObjectThread {
                 tracing::error!(
                     lost_bytes = dirty_bytes,
                     cause = why,
-                    "the leadership of this host ended with acknowledged writes that are not stored: they are lost"
+                    "the leadership of this host ended with acknowledged writes that are not stored"
                 );
             }
         }

@@ -161,6 +161,7 @@ impl Objects {
             slow: slow.clone(),
             health: admin.map(|admin| admin.health().clone()),
             leads: None,
+            without_journal: false,
         };
         let statistics = ObjectStatistics::new(slow);
         let (open, election) = match standing {

@@ -59,6 +59,8 @@ pub(super) struct Opening {
     pub(super) health: Option<Health>,
     /// Whether this host leads now, if the writer is elected.
     pub(super) leads: Option<Holds>,
+    /// Whether the cache uses no journal although one is configured: too many are set aside.
+    pub(super) without_journal: bool,
 }
 
 /// An open object cache, or an open store without a cache, none of whose threads run yet.
@@ -111,8 +113,14 @@ impl Opening {
         }
     }
 
+    /// Returns the tables as the cache uses them.
+    fn used(&self, objects: &ObjectsTable) -> ObjectsTable {
+        if self.without_journal { objects.clone().without_journal() } else { objects.clone() }
+    }
+
     async fn open_in(&self, control: &Handle) -> Result<(Parts, Option<Background>), ObjectsError> {
-        let Opening { objects, synapse, secrets, sampling, tracer, slow, health, .. } = self;
+        let Opening { synapse, secrets, sampling, tracer, slow, health, .. } = self;
+        let objects = &self.used(&self.objects);
         let Some(table) = &objects.backend else {
             return Err(ConfigError::new("objects.backend", "is missing").into());
         };
@@ -309,8 +317,9 @@ impl ReloadObjects {
 
     /// Returns the current parameters for opening the cache of a leadership, with which its listeners
     /// can be opened again; `leads` returns whether this host leads.
-    pub(super) fn lead(&self, leadership: Leadership, leads: Holds) -> Opening {
+    pub(super) fn lead(&self, leadership: Leadership, leads: Holds, has_journal: bool) -> Opening {
         let mut in_force = self.in_force.lock();
+        in_force.opening.without_journal = !has_journal;
         in_force.opening.objects.leadership = Some(leadership);
         in_force.opening.leads = Some(leads);
         in_force.opening.clone()
@@ -324,7 +333,9 @@ impl ReloadObjects {
     /// Applies further changes to this cache.
     pub(super) fn set(&self, live: Option<LiveObjects>) {
         let mut in_force = self.in_force.lock();
-        let Opening { objects, synapse, secrets, .. } = &in_force.opening;
+        let opening = &in_force.opening;
+        let Opening { synapse, secrets, .. } = opening;
+        let objects = &opening.used(&opening.objects);
         // A reload may have changed a leader's configuration while its cache was being opened. Also
         // sets the time for flushes at the end, which outlives caches and may have changed before.
         if let Some(live) = live.as_ref().filter(|_| is_elected(objects))
@@ -350,7 +361,10 @@ impl ReloadObjects {
         let mut in_force = self.in_force.lock();
         let InForce { opening, live, election } = &mut *in_force;
         let changed = match live {
-            Some(live) => live.change(after, listener, secrets.clone(), STORE_SECRET)?,
+            Some(live) => {
+                let used = after.map(|after| opening.used(after));
+                live.change(used.as_ref(), listener, secrets.clone(), STORE_SECRET)?
+            }
             // A standby has nothing to change: its next cache has the new values.
             None if is_elected(&opening.objects) => Vec::new(),
             None => {

@@ -233,6 +233,9 @@ fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() 
     };
     let (is_right, said) = check("cached", base);
     assert!(is_right, "{said}");
+    let (is_right, said) =
+        check("cached", &format!("{base}[objects.journal]\ndirectory = \"/j\"\n[volumes]\n"));
+    assert!(is_right, "{said}");
     let replaced = |from: &str, to: &str| {
         assert!(base.contains(from), "{from}");
         base.replace(from, to)
@@ -245,10 +248,6 @@ fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() 
         (
             replaced("kind = \"store\"", "kind = \"file\"\npath = \"/r\""),
             "registry.kind: is \"file\", which cannot elect a writer",
-        ),
-        (
-            format!("{base}[objects.journal]\ndirectory = \"/j\"\n"),
-            "objects.journal: must be removed: writer = \"elected\" cannot keep promises with a journal",
         ),
         (
             replaced("\"elected\"\n", "\"elected\"\ndurability = \"journaled\"\n"),

@@ -17,6 +17,7 @@ mod console_storage;
 mod differential;
 mod doctor;
 mod election;
+mod election_journal;
 mod failure;
 mod insight;
 mod journal_disk;

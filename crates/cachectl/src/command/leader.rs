@@ -80,5 +80,12 @@ fn part(of: &Value) -> String {
     if of["lost_bytes"].as_u64().is_some_and(|bytes| bytes > 0) {
         let _ = write!(shown, "\n{} acknowledged bytes were lost with earlier leaderships", of["lost_bytes"]);
     }
+    for kept in of["overtaken_journals"].as_array().into_iter().flatten().map(text) {
+        let _ = write!(
+            shown,
+            "\na journal that another host has overtaken: `cachectl journal export {kept} TO` saves what was not \
+             stored, then remove {kept}"
+        );
+    }
     shown
 }

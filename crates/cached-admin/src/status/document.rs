@@ -134,6 +134,9 @@ pub struct ElectionPart {
     pub registry_error: Option<String>,
     /// Acknowledged data that were not stored when a leadership of this host ended.
     pub lost_bytes: u64,
+    /// The directories of this host's journals that were set aside: another host has claimed the
+    /// store since.
+    pub overtaken_journals: Vec<String>,
 }
 
 /// The leader of an election.

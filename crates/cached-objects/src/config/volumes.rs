@@ -28,7 +28,8 @@ with_defaults! {
         /// name of the host.
         pub owner: String = String::new(),
         /// The durability of a client's flush, and of a write that the client requires to be
-        /// durable. `None`: *journaled* if there is a journal, otherwise *stored*.
+        /// durable. `None`: *journaled* if there is a journal and the writer is not elected, otherwise
+        /// *stored*.
         pub fua: Option<FuaName> = None,
         /// Whether a write is acknowledged only once the volume's map contains its object, so that
         /// the write survives a kill of the process as far as the cache's acknowledgements do.
@@ -61,8 +62,8 @@ impl VolumesTable {
     #[must_use]
     pub fn fua(&self, objects: &ObjectsTable) -> FuaName {
         self.fua.unwrap_or(match objects.journal {
-            Some(_) => FuaName::Journaled,
-            None => FuaName::Stored,
+            Some(_) if !is_elected(objects) => FuaName::Journaled,
+            _ => FuaName::Stored,
         })
     }
 

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  election thread: registry ──► elector ──► part of this host ──► control thread: standby, or a cache
-//!                   store ◄── claims of all namespaces                  │
+//!                   store ◄── journal settled, all namespaces claimed   │
 //!                                                                       └─► gate ─► cache ─► store
 //! ```
 //!
@@ -12,9 +12,11 @@
 //! |---|---|
 //! | `gate` | the layer before the cache that answers only while the lease holds |
 //! | `report` | metrics, status, log lines and routes |
+//! | `settle` | what the journal of this host has is stored or set aside before this host leads |
 
 pub(super) mod gate;
 mod report;
+mod settle;
 
 use super::ObjectsError;
 use super::wanted::{Wanted, other_than};
@@ -28,6 +30,7 @@ use cached_registry::election::{
 };
 use cached_registry::{Registry, RegistryTable};
 pub(super) use report::Reported;
+use settle::{OwnJournal, Unsettled};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -54,6 +57,7 @@ pub(super) struct Standing {
     registry: RegistryTable,
     backend: BackendTable,
     object_bytes_max: u64,
+    journal: Option<OwnJournal>,
     lease: Duration,
     /// This host among the candidates.
     pub(super) node: String,
@@ -98,6 +102,8 @@ type Running = Pin<Box<dyn Future<Output = cached_registry::Result<()>> + Send>>
 pub(super) struct Tenure {
     pub(super) leadership: Leadership,
     pub(super) lease: Arc<Lease>,
+    /// Whether the leader logs its changes in the journal of this host, if there is one.
+    pub(super) has_journal: bool,
 }
 
 /// What a standby has waited for.
@@ -142,6 +148,7 @@ impl Standing {
             registry,
             backend,
             object_bytes_max: objects.object_bytes_max.0,
+            journal: OwnJournal::of(objects),
             lease: election.lease(),
             node: election.node(),
             address: election_address(objects, config.synapse.as_ref())?,
@@ -182,7 +189,13 @@ impl Standing {
         let me =
             Candidate { node: self.node.clone(), address: self.address.clone(), writer: WriterId::random() };
         let (is_storing, storing) = watch::channel(false);
-        let claims = Claims { store: store.backend(), records: records.clone(), writer: me.writer, storing };
+        let claims = Claims {
+            store: store.backend(),
+            records: records.clone(),
+            writer: me.writer,
+            journal: self.journal.clone(),
+            storing,
+        };
         let claim = move |epoch| -> Claiming { Box::pin(claims.clone().claim(epoch)) };
         let inside = runtime.enter();
         let elected = elect(&registry, me, self.lease, claim);
@@ -225,17 +238,34 @@ struct Claims {
     store: Arc<dyn Blocker>,
     records: Option<Namespace>,
     writer: WriterId,
+    journal: Option<OwnJournal>,
     storing: watch::Receiver<bool>,
 }
 
 impl Claims {
-    /// Claims every namespace in the store, so that an epoch that another writer has left there is
+    /// Settles the journal of this host, and claims every namespace in the store, so that an epoch that another writer has left there is
     /// found before anything is served.
     async fn claim(mut self, epoch: Epoch) -> Claimed {
         // Otherwise the claim would refuse what an earlier leadership of this host still stores.
         // Fails if the candidacy has ended, whose claims no longer matter.
         if self.storing.wait_for(|is_storing| !is_storing).await.is_err() {
             return Claimed::Failed;
+        }
+        if let Some(journal) = &self.journal {
+            match journal.settle(Arc::clone(&self.store), self.storing.clone()).await {
+                Ok(()) => {}
+                Err(Unsettled::ForNow(cause)) => {
+                    tracing::warn!(cause, "the journal of this host cannot be settled yet");
+                    return Claimed::Failed;
+                }
+                Err(Unsettled::Stuck(cause)) => {
+                    tracing::error!(
+                        cause,
+                        "this host cannot lead: the journal has changes that it can neither store nor set aside"
+                    );
+                    return Claimed::Unable;
+                }
+            }
         }
         let listed = tokio::time::timeout(CLAIM_TIMEOUT, self.store.control().namespaces().into_future());
         let found = match listed.await.unwrap_or(Err(Error::DeadlinePassed)) {
@@ -298,11 +328,13 @@ impl Candidacy {
         let Some((runtime, store, running)) = self.waiting.take() else { return Ok(()) };
         let now = self.now.clone();
         let log = report::log_changes(now, self.standing.node.clone());
+        let looked = report::look_for_overtaken(self.standing.journal.clone(), Arc::clone(&self.reported));
         let thread = std::thread::Builder::new().name("election".into()).spawn(move || {
             let ended = runtime.block_on(async {
                 tokio::select! {
                     ended = running => ended,
                     () = log => Ok(()),
+                    () = looked => Ok(()),
                 }
             });
             if let Err(error) = ended {
@@ -349,7 +381,8 @@ impl Candidacy {
                 Part::Leading { epoch, writer, lease } if lease.holds() => {
                     self.led = epoch;
                     let leadership = Leadership { epoch, writer, records: self.records.clone() };
-                    return Next::Lead(Tenure { leadership, lease });
+                    let has_journal = self.standing.journal.as_ref().is_some_and(OwnJournal::is_usable);
+                    return Next::Lead(Tenure { leadership, lease, has_journal });
                 }
                 _ if now.cause == Cause::Ended => return Next::Over,
                 _ => {}
@@ -441,7 +474,7 @@ mod tests {
     fn claims(store: &Arc<Memory>) -> (Claims, watch::Sender<bool>) {
         let (is_storing, storing) = watch::channel(false);
         let records = Some(Namespace::copy_from(b"registry").unwrap());
-        (Claims { store: Arc::clone(store) as _, records, writer: OWN, storing }, is_storing)
+        (Claims { store: Arc::clone(store) as _, records, writer: OWN, journal: None, storing }, is_storing)
     }
 
     fn run<T>(work: impl Future<Output = T>) -> T {

@@ -7,6 +7,7 @@
 //! | `POST /leader/step-down` | stores everything, then leaves the lead to any other host |
 //! | `POST /leader/prefer` | the same, but for one host: `{"node": "NAME"}` |
 
+use super::settle::OwnJournal;
 use super::{REQUESTS_MAX, Standing, StepDown};
 use blocker::metrics::{Collect, Families, LabelledMetric};
 use cached_admin::sources::Shown;
@@ -32,6 +33,8 @@ pub(crate) struct Reported {
     present: Mutex<Option<Present>>,
     /// Acknowledged data, in bytes, that ended leaderships could not store.
     lost_bytes: AtomicU64,
+    /// The directories of the journals of this host that were set aside.
+    overtaken_journals: Mutex<Vec<String>>,
 }
 
 /// What reports use of a candidacy.
@@ -54,6 +57,7 @@ impl Reported {
             lease: standing.lease,
             present: Mutex::default(),
             lost_bytes: AtomicU64::new(0),
+            overtaken_journals: Mutex::default(),
         });
         let shown = admin.map(|admin| {
             let checked = Arc::clone(&reported);
@@ -128,6 +132,7 @@ impl Reported {
             address: self.address.clone(),
             lease_ms: millis(self.lease),
             lost_bytes: self.lost_bytes.load(Ordering::Relaxed),
+            overtaken_journals: self.overtaken_journals.lock().clone(),
             ..ElectionPart::default()
         };
         let Some(elector) = self.elector() else { return part };
@@ -181,6 +186,8 @@ impl Collect for Reported {
         into.measure("leader_lease_remaining_seconds", help, &Duration::from_millis(part.lease_remaining_ms));
         let help = "Acknowledged data that were not stored when a leadership of this host ended.";
         into.counter("leader_lost_bytes_total", help, part.lost_bytes);
+        let help = "Journals of this host that were set aside, with changes that are not stored.";
+        into.gauge("leader_overtaken_journals", help, part.overtaken_journals.len() as u64);
         for (reason, count) in part.changes {
             into.measure(CHANGES.of([reason]), "", &count);
         }
@@ -256,6 +263,23 @@ async fn step_down(reported: Arc<Reported>, request: Request, path: &'static str
             let why = "dirty data are still being stored; this host steps down afterwards";
             Response::json(&json!({ "done": false, "why": why, "leader": reported.part() }))
         }
+    }
+}
+
+/// The interval at which this host looks for journals that were set aside.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Keeps the report of the journals that were set aside true, for as long as it is polled: an operator
+/// removes them.
+pub(super) async fn look_for_overtaken(journal: Option<OwnJournal>, reported: Arc<Reported>) {
+    let Some(journal) = journal else { return std::future::pending().await };
+    loop {
+        let own = journal.clone();
+        // The disk may not answer.
+        if let Ok(overtaken) = tokio::task::spawn_blocking(move || own.overtaken()).await {
+            *reported.overtaken_journals.lock() = overtaken;
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 

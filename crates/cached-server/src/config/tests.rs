@@ -157,8 +157,8 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ),
         (
             &objects("[objects.journal]\ndirectory = \"j\""),
-            "cached.toml: objects.writer: is \"callers\"; a journal requires writer = \"cache\": only exclusive \
-             claims guarantee, after a crash, that no other writer has changed the data that the journal replays",
+            "cached.toml: objects.writer: is \"callers\"; a journal requires writer = \"cache\" or \"elected\": \
+             only exclusive claims guarantee, after a crash, that no other writer has changed the data that the journal replays",
         ),
         (
             &objects("writer = \"cache\"\n[objects.journal]\ndirectory = \"j\"\nlimit_bytes = \"500 MiB\""),

@@ -1,0 +1,316 @@
+//! The journal of a host in an election. A leader logs its changes there, although it promises
+//! nothing by that: if its process dies, and this host leads again before any other has, nothing is
+//! lost. So whenever this host takes the lease, and before it claims the store, whatever the journal
+//! still has is *settled*: stored, or set aside.
+//!
+//! The claim of a leadership passes over epochs. A host whose lease has ended could claim one of
+//! them late, after a look at the epoch in force and before that claim, and change something: nothing
+//! would show that the journal's changes are the older ones. So they are applied as the rest of the
+//! leadership, or of the process with `writer = "cache"`, that has logged them: by a cache of their
+//! own, under the epoch right after theirs. The store grants that epoch only if no other host has
+//! claimed the namespace since, and refuses what is applied as soon as one does. Otherwise the
+//! journal is set aside (`cached_core`, `object/recovery`). Only then is the store claimed with the
+//! epoch of this leadership.
+//!
+//! A standby does not touch the journal.
+
+use blocker::{Blocker, Error};
+use cached_config::{JournalTable, ObjectsTable, Waiting, close_stored_journal, flush_all};
+use cached_core::insight::Sampling;
+use cached_core::object::{ObjectCache, RecoveryError, Writer};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::runtime::Builder;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// The maximum time until a cache that is no longer used has closed its journal.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The journal of this host, while no leader uses it.
+#[derive(Clone)]
+pub(super) struct OwnJournal {
+    /// The tables of a cache that is the writer itself.
+    objects: ObjectsTable,
+    is_usable: Arc<AtomicBool>,
+}
+
+/// The reason why a journal is not settled, as a part of a line.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unsettled {
+    /// Another attempt soon may succeed.
+    ForNow(String),
+    /// Only time or an operator can help: other hosts should lead.
+    Stuck(String),
+}
+
+impl OwnJournal {
+    /// Returns the journal, if these tables have one.
+    pub(super) fn of(objects: &ObjectsTable) -> Option<OwnJournal> {
+        objects.journal.as_ref()?;
+        let objects =
+            ObjectsTable { writer: Writer::Cache, election: None, leadership: None, ..objects.clone() };
+        Some(OwnJournal { objects, is_usable: Arc::default() })
+    }
+
+    /// Returns whether a leader can log its changes: the journal was empty after the last
+    /// [`settle`](Self::settle).
+    pub(super) fn is_usable(&self) -> bool {
+        self.is_usable.load(Ordering::Acquire)
+    }
+
+    /// Returns the directories of the journals that were set aside.
+    pub(super) fn overtaken(&self) -> Vec<String> {
+        let kept = self.objects.journal.as_ref().map_or_else(Vec::new, JournalTable::overtaken);
+        kept.iter().map(|directory| directory.display().to_string()).collect()
+    }
+
+    /// Stores the changes that the journal has, as long as their epochs are in force; sets the journal
+    /// aside if another host has claimed the store since. Afterwards the journal is empty, unless as
+    /// many journals as possible are set aside already: then it stays as it is, and the next leader
+    /// does without. This ends early once nobody can send to `candidacy` any more.
+    ///
+    /// # Errors
+    /// [`Unsettled`]; the journal keeps everything that is not stored.
+    pub(super) async fn settle(
+        &self,
+        store: Arc<dyn Blocker>,
+        candidacy: watch::Receiver<bool>,
+    ) -> Result<(), Unsettled> {
+        let own = self.clone();
+        // On a thread of its own: the disk may be slow, and the lease is renewed meanwhile.
+        let settled = tokio::task::spawn_blocking(move || own.settle_here(store, candidacy)).await;
+        let is_empty = settled.unwrap_or_else(|error| Err(Unsettled::Stuck(error.to_string())))?;
+        self.is_usable.store(is_empty, Ordering::Release);
+        Ok(())
+    }
+
+    /// Returns whether the journal is empty now.
+    fn settle_here(
+        &self,
+        store: Arc<dyn Blocker>,
+        mut candidacy: watch::Receiver<bool>,
+    ) -> Result<bool, Unsettled> {
+        let limit = Duration::from_secs(self.objects.shutdown_flush_secs);
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Unsettled::ForNow(error.to_string()))?;
+        let settled = runtime.block_on(async {
+            tokio::select! {
+                settled = self.settle_in(store, limit) => settled,
+                () = tokio::time::sleep(limit) => {
+                    let secs = limit.as_secs();
+                    Err(Unsettled::Stuck(format!("it is not stored within {secs} s (shutdown_flush_secs)")))
+                }
+                () = async { while candidacy.changed().await.is_ok() {} } => {
+                    Err(Unsettled::ForNow("this host no longer takes part".into()))
+                }
+            }
+        });
+        // An attempt to open the journal may hang.
+        runtime.shutdown_background();
+        settled
+    }
+
+    async fn settle_in(&self, store: Arc<dyn Blocker>, limit: Duration) -> Result<bool, Unsettled> {
+        let stuck = |error: &dyn std::fmt::Display| Unsettled::Stuck(error.to_string());
+        let began = Instant::now();
+        let mut waiting = Waiting::new(|_| ());
+        let journal = self.objects.open_journal(&mut waiting).await.map_err(|error| stuck(&error))?;
+        let Some(journal) = journal else { return Ok(false) };
+        let records = journal.records();
+        if records == 0 {
+            return Ok(true);
+        }
+        let opened = self.objects.open_cache(store, Some(journal), Sampling::Off);
+        let (cache, background) = opened.map_err(|error| stuck(&error))?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(background);
+        let stored = store_changes(&cache, limit).await;
+        let left = cache.downgrade();
+        drop(cache);
+        tasks.shutdown().await;
+        // The leader's cache opens the journal again.
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
+        while !left.is_gone() {
+            if Instant::now() >= deadline {
+                return Err(Unsettled::ForNow("it is still in use".into()));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if stored == Ok(true) {
+            let took_ms = began.elapsed().as_millis();
+            tracing::info!(records, took_ms, "the journal of an earlier leadership or process is settled");
+        }
+        stored
+    }
+}
+
+/// Applies and stores the changes, and empties the journal. Returns false if the journal cannot be
+/// set aside, because too many are.
+async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Unsettled> {
+    match cache.begin_recovery().await {
+        Ok(()) => {}
+        Err(error @ RecoveryError::Overtaken { .. }) => {
+            tracing::error!(cause = %error, "this host leads without its journal, which stays as it is");
+            return Ok(false);
+        }
+        Err(error @ (RecoveryError::Store(_) | RecoveryError::Disk(_))) => {
+            return Err(Unsettled::ForNow(error.to_string()));
+        }
+        Err(error) => return Err(Unsettled::Stuck(error.to_string())),
+    }
+    // Not `store_all`, which leaves to the next process what the store does not accept.
+    match flush_all(cache, limit).await {
+        Ok(()) => {
+            close_stored_journal(cache).await;
+            Ok(true)
+        }
+        // Another host has claimed the store in the meantime: the next attempt sets the journal aside.
+        Err(error @ (Error::Fenced { .. } | Error::WritesLost(_))) => {
+            Err(Unsettled::ForNow(error.to_string()))
+        }
+        Err(error) => Err(Unsettled::Stuck(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blocker::executor::block_on;
+    use blocker::{
+        BlockerExt, ClaimRequest, Epoch, Memory, Namespace, ObjectId, Scope, WriteMode, WriteRequest,
+        WriterId,
+    };
+    use cached_config::Size;
+    use cached_core::object::Leadership;
+    use std::path::Path;
+
+    const HOST: WriterId = WriterId(1);
+    const OTHER: WriterId = WriterId(2);
+
+    fn tables(directory: &Path) -> ObjectsTable {
+        let journal = JournalTable {
+            directory: directory.to_path_buf(),
+            create: true,
+            segment_bytes: Size(1 << 20),
+            limit_bytes: Size(12 << 20),
+            direct: false,
+            ..JournalTable::default()
+        };
+        ObjectsTable {
+            memory_bytes_max: Size(4 << 20),
+            dirty_bytes_max: Some(Size(1 << 20)),
+            object_bytes_max: Size(256 << 10),
+            write: WriteMode::Back,
+            writer: Writer::Elected,
+            journal: Some(journal),
+            ..ObjectsTable::default()
+        }
+    }
+
+    fn object() -> ObjectId {
+        "ns/a".parse().expect("an object")
+    }
+
+    /// Writes an object by a process that is then killed: with `writer = "cache"`, or as the leader of
+    /// an epoch.
+    fn written(tables: &ObjectsTable, store: &Arc<Memory>, epoch: Option<u64>, content: &[u8]) {
+        let leadership = epoch.map(|epoch| Leadership { epoch: Epoch(epoch), writer: HOST, records: None });
+        let writer = if epoch.is_some() { Writer::Elected } else { Writer::Cache };
+        let tables = ObjectsTable { writer, leadership, ..tables.clone() };
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let journal = tables.open_journal(&mut Waiting::new(|_| ())).await.expect("a journal");
+            let (cache, background) =
+                tables.open_cache(Arc::clone(store) as _, journal, Sampling::Off).expect("a cache");
+            let running = tokio::spawn(background);
+            cache.begin_recovery().await.expect("there is nothing to recover");
+            cache.write(WriteRequest::new(object(), 0, content.to_vec())).await.expect("it is written");
+            running.abort();
+        });
+    }
+
+    fn settle(journal: &OwnJournal, store: &Arc<Memory>) -> Result<(), Unsettled> {
+        let (_candidacy, present) = watch::channel(false);
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(journal.settle(Arc::clone(store) as _, present))
+    }
+
+    fn take_over(store: &Memory, epoch: u64) {
+        let scope = Scope::Namespace(Namespace::copy_from(b"ns").expect("a namespace"));
+        block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), OTHER))).expect("it is claimed");
+    }
+
+    fn content(store: &Memory) -> Option<Vec<u8>> {
+        match block_on(store.get(&object())) {
+            Ok(content) => Some(content.to_vec()),
+            Err(Error::Missing) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_journal_is_stored_while_its_epoch_is_in_force_and_set_aside_afterwards() {
+        for epoch in [None, Some(5)] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let (tables, store) = (tables(&dir.path().join("journal")), Arc::new(Memory::default()));
+            let journal = OwnJournal::of(&tables).expect("a journal");
+            assert_eq!(settle(&journal, &store), Ok(()), "a new one is empty");
+            assert!(journal.is_usable());
+
+            written(&tables, &store, epoch, b"first");
+            assert_eq!(content(&store), None);
+            assert_eq!(settle(&journal, &store), Ok(()));
+            assert_eq!(content(&store), Some(b"first".to_vec()));
+            assert!(journal.is_usable() && journal.overtaken().is_empty());
+
+            // The claim of the recovery is passed over by the next leadership, as by any other one.
+            written(&tables, &store, epoch.map(|epoch| epoch + 5), b"second");
+            take_over(&store, 20);
+            assert_eq!(settle(&journal, &store), Ok(()));
+            assert_eq!(content(&store), Some(b"first".to_vec()));
+            let kept = [dir.path().join("journal/overtaken-1").display().to_string()];
+            assert_eq!(journal.overtaken(), kept);
+            assert!(journal.is_usable());
+            assert_eq!(settle(&journal, &store), Ok(()));
+            assert_eq!((journal.overtaken(), content(&store)), (kept.to_vec(), Some(b"first".to_vec())));
+        }
+    }
+
+    #[test]
+    fn a_host_with_three_journals_set_aside_leads_without_one_and_keeps_the_fourth() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
+        let journal = OwnJournal::of(&tables).expect("a journal");
+        for epoch in [10, 20, 30, 40] {
+            written(&tables, &store, Some(epoch), b"cached");
+            take_over(&store, epoch + 1);
+            assert_eq!(settle(&journal, &store), Ok(()));
+            assert_eq!(journal.is_usable(), epoch < 40);
+        }
+        assert_eq!(journal.overtaken().len(), 3);
+        assert_eq!(settle(&journal, &store), Ok(()));
+        assert!(!journal.is_usable());
+        std::fs::remove_dir_all(dir.path().join("overtaken-2")).expect("it is removed");
+        assert_eq!(settle(&journal, &store), Ok(()));
+        assert!(journal.is_usable());
+        assert_eq!((journal.overtaken().len(), content(&store)), (3, None));
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_opened_leaves_the_lease_to_others() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
+        let journal = OwnJournal::of(&tables).expect("a journal");
+        let config = tables.journal.as_ref().expect("a table").config();
+        let open = cached_core::object::OpenJournal::open(&config).expect("it is opened");
+        let stuck = settle(&journal, &store);
+        assert!(
+            matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("another process has this journal open")),
+            "{stuck:?}"
+        );
+        drop(open);
+        assert_eq!(settle(&journal, &store), Ok(()));
+    }
+}
