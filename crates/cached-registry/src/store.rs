@@ -102,7 +102,7 @@ impl Cell for StoreCell {
         }
     }
 
-    async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<bool> {
+    async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<Option<u64>> {
         let deadline = self.clock.now() + self.timeout;
         for _ in 0..STAMPS_MAX {
             let request = self.write(expected, bytes.clone());
@@ -111,9 +111,9 @@ impl Cell for StoreCell {
                 return Err(Error::OutcomeUnknown(unanswered(self.timeout)));
             };
             return match answer {
-                Ok(_) => Ok(true),
+                Ok(reply) => Ok(Some(reply.version.0)),
                 Err(StoreError::ConditionFailed { .. } | StoreError::Exists | StoreError::Missing) => {
-                    Ok(false)
+                    Ok(None)
                 }
                 Err(StoreError::Fenced { epoch }) => {
                     *self.stamp.lock() = Some(Stamp { epoch, sequence: 0 });

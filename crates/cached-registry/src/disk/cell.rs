@@ -65,8 +65,10 @@ impl Cell for DiskCell {
         self.run(Shared::read).await
     }
 
-    async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<bool> {
-        self.run(move |shared| shared.swap(expected.unwrap_or(0), &bytes)).await
+    async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<Option<u64>> {
+        let expected = expected.unwrap_or(0);
+        let is_replaced = self.run(move |shared| shared.swap(expected, &bytes)).await?;
+        Ok(is_replaced.then_some(expected + 1))
     }
 }
 

@@ -23,8 +23,9 @@ pub(crate) struct TableBody<C> {
     /// The time between two reads by a watch.
     poll: Duration,
     observed: Mutex<Observed>,
-    /// Held by the change under way, so that those of one process do not compete.
-    turn: tokio::sync::Mutex<()>,
+    /// Held by the change under way, so that those of one process do not compete. It has the table
+    /// that this process has written last, with its version.
+    turn: tokio::sync::Mutex<Option<(u64, Table)>>,
 }
 
 impl<C: fmt::Debug> fmt::Debug for TableBody<C> {
@@ -83,8 +84,12 @@ impl<C: Cell> TableBody<C> {
     async fn read(&self) -> Result<(Option<u64>, Table, Vec<LeaseId>)> {
         let content = self.cell.read().await?;
         let table = Table::decode(&content.bytes)?;
-        let ended = self.observed.lock().observe(&table, self.clock.now());
+        let ended = self.observe(&table);
         Ok((content.version, table, ended))
+    }
+
+    fn observe(&self, table: &Table) -> Vec<LeaseId> {
+        self.observed.lock().observe(table, self.clock.now())
     }
 
     /// Ends leases in the table, unless it has changed meanwhile.
@@ -98,18 +103,38 @@ impl<C: Cell> TableBody<C> {
 
     /// Makes a change of the newest table. Returns its outcome, and the time before the successful
     /// attempt was sent.
+    ///
+    /// The first attempt assumes that nobody has changed the table since this process did, so that a
+    /// leader that renews its lease needs no read. If others have, the table is not replaced.
     async fn update<T>(&self, change: impl Fn(&mut Table) -> Result<T>) -> Result<(T, Timestamp)> {
-        let _turn = self.turn.lock().await;
+        let mut written = self.turn.lock().await;
         for attempt in 0..TRIES {
-            let (version, mut table, ended) = self.read().await?;
+            let assumed = written.take();
+            let is_assumed = assumed.is_some();
+            let (version, mut table, ended) = match assumed {
+                Some((version, table)) => {
+                    let ended = self.observe(&table);
+                    (Some(version), table, ended)
+                }
+                None => self.read().await?,
+            };
             if !ended.is_empty() {
                 self.end(version, table, &ended).await?;
                 continue;
             }
             let before = table.clone();
-            let outcome = change(&mut table)?;
+            let changed = change(&mut table).and_then(|outcome| Ok((outcome, table.encode()?)));
+            // Only a table that was read says that a change is impossible, or not needed.
+            if is_assumed && (changed.is_err() || table == before) {
+                continue;
+            }
+            let (outcome, bytes) = changed?;
             let sent = self.clock.now();
-            if table == before || self.cell.swap(version, table.encode()?).await? {
+            if table == before {
+                return Ok((outcome, sent));
+            }
+            if let Some(version) = self.cell.swap(version, bytes).await? {
+                *written = Some((version, table));
                 return Ok((outcome, sent));
             }
             let most = 1_u64 << attempt.min(8);
@@ -125,4 +150,101 @@ pub(crate) fn random() -> u64 {
     // Without random bytes all hosts wait equally long, which is only slower.
     let _ = getrandom::fill(&mut bytes);
     u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Content;
+    use super::*;
+    use crate::document::Expect;
+    use blocker::SystemClock;
+    use bytes::Bytes;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A cell in memory, which counts its operations.
+    #[derive(Clone, Default)]
+    struct Counted {
+        content: Arc<Mutex<Content>>,
+        reads: Arc<AtomicU32>,
+        swaps: Arc<AtomicU32>,
+    }
+
+    impl Cell for Counted {
+        async fn read(&self) -> Result<Content> {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            Ok(self.content.lock().clone())
+        }
+
+        async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<Option<u64>> {
+            self.swaps.fetch_add(1, Ordering::Relaxed);
+            let mut content = self.content.lock();
+            if content.version != expected {
+                return Ok(None);
+            }
+            let version = Some(expected.unwrap_or(0) + 1);
+            *content = Content { version, bytes };
+            Ok(version)
+        }
+    }
+
+    impl Counted {
+        fn body(&self) -> TableBody<Self> {
+            TableBody::new(self.clone(), Arc::new(SystemClock), Duration::from_secs(1))
+        }
+
+        /// Returns the numbers of reads and swaps since the last call.
+        fn taken(&self) -> (u32, u32) {
+            (self.reads.swap(0, Ordering::Relaxed), self.swaps.swap(0, Ordering::Relaxed))
+        }
+    }
+
+    fn run<T>(test: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+    }
+
+    async fn put(body: &TableBody<Counted>, key: &str, expect: Expect) -> Result<Revision> {
+        body.change(&[Change::put(Key::new(key).unwrap(), expect, "x")]).await
+    }
+
+    #[test]
+    fn a_process_that_alone_changes_the_table_does_not_read_it_before_each_change() {
+        run(async {
+            let cell = Counted::default();
+            let body = cell.body();
+            let mut at = put(&body, "leader", Expect::Absent).await.unwrap();
+            assert_eq!(cell.taken(), (1, 1));
+            for _ in 0..3 {
+                at = put(&body, "leader", Expect::At(at)).await.unwrap();
+                assert_eq!(cell.taken(), (0, 1));
+            }
+            // Nothing changes, which only a table that was read can say.
+            let lease = body.grant(Duration::from_secs(9)).await.unwrap().id;
+            body.revoke(lease).await.unwrap();
+            assert_eq!(cell.taken(), (0, 2));
+            body.revoke(lease).await.unwrap();
+            assert_eq!(cell.taken(), (1, 0));
+        });
+    }
+
+    #[test]
+    fn what_others_have_changed_counts_whatever_this_process_has_written_before() {
+        run(async {
+            let cell = Counted::default();
+            let (a, b) = (cell.body(), cell.body());
+            let at = put(&a, "k", Expect::Absent).await.unwrap();
+            // The other one replaces the document: the change fails with what is there.
+            let newer = put(&b, "k", Expect::At(at)).await.unwrap();
+            let key = Key::new("k").unwrap();
+            let conflict = Err(Error::Conflict { key: key.clone(), found: Some(newer) });
+            assert_eq!(put(&a, "k", Expect::At(at)).await, conflict);
+            // It makes room for a change that was impossible before.
+            let at = put(&a, "k", Expect::At(newer)).await.unwrap();
+            b.change(&[Change::remove(key, at)]).await.unwrap();
+            put(&a, "k", Expect::Absent).await.unwrap();
+            // Both have made their changes.
+            put(&b, "of-b", Expect::Absent).await.unwrap();
+            put(&a, "of-a", Expect::Absent).await.unwrap();
+            assert_eq!(b.list("").await.unwrap().documents.len(), 3);
+        });
+    }
 }

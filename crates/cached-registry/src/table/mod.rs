@@ -21,9 +21,9 @@ pub(crate) trait Cell: Send + Sync + 'static {
     /// Reads the newest table.
     fn read(&self) -> impl Future<Output = Result<Content>> + Send;
 
-    /// Replaces the table if it still has the `expected` version. Returns whether it did. After
-    /// `true` the new table is stored.
-    fn swap(&self, expected: Option<u64>, bytes: Bytes) -> impl Future<Output = Result<bool>> + Send;
+    /// Replaces the table if it still has the `expected` version. Returns the new version if it did:
+    /// then the new table is stored.
+    fn swap(&self, expected: Option<u64>, bytes: Bytes) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
 /// A table as a cell holds it.
