@@ -6,13 +6,13 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, BlockerExt, ObjectId, ReadRequest, WriteMode, WriteRequest};
+use blocker::{Blocker, BlockerExt, FlushRequest, ObjectId, ReadRequest, Scope, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCache;
 
 use crate::setup::{
-    BLOCK, OBJECT, Places, Target, ample, bytes_of, cache, fill, held, median, memory_store, objects, ratio,
-    timed, timed_over,
+    BLOCK, BlockOnce, OBJECT, Places, Target, ample, bytes_of, cache, fill, held, median, memory_store,
+    objects, ratio, timed, timed_over,
 };
 
 const BYTES: u64 = 256 << 20;
@@ -55,16 +55,15 @@ fn write(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, data: &Byte
 }
 
 /// Measures random 4 KiB hits over 256 MiB. The plain copies are made from the cache's own buckets.
+/// Writes hit dirty data, and data that have just been stored: each block once.
 pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     let (cache, ids) = full()?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);
     let mut target = Target::new();
     let target = target.bytes();
-    let pick = |places: &mut Places| {
-        let at = places.below(BYTES / BLOCK) * BLOCK;
-        (ids[(at / OBJECT) as usize].clone(), at % OBJECT)
-    };
-    let mut times: [Vec<f64>; 5] = Default::default();
+    let place = |at: u64| (ids[(at / OBJECT) as usize].clone(), at % OBJECT);
+    let pick = |places: &mut Places| place(places.below(BYTES / BLOCK) * BLOCK);
+    let mut times: [Vec<f64>; 6] = Default::default();
     for round in 0..u64::from(rounds) {
         let places = || Places::new(round * 77 + 5);
         let buckets = held(&cache, &ids, OBJECT / BLOCK)?;
@@ -102,6 +101,15 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
                 block_on(cache.write(WriteRequest::new(id, at, data.clone()))).expect("a hit");
             },
         ));
+        block_on(cache.flush(FlushRequest::new(Scope::All)))?;
+        let mut at = BlockOnce::new(BYTES / BLOCK);
+        times[4].push(timed_over(
+            BYTES / BLOCK,
+            || place(at.next() * BLOCK),
+            |(id, at)| {
+                block_on(cache.write(WriteRequest::new(id, at, data.clone()))).expect("a hit");
+            },
+        ));
     }
     // A copy in the same direction as a write, for comparison. Its target is separate memory,
     // because the cache's memory must not be written.
@@ -109,14 +117,14 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     for round in 0..u64::from(rounds) {
         let mut at = Places::new(round * 77 + 5);
         let place = || (at.below(BYTES / BLOCK) * BLOCK) as usize;
-        times[4].push(timed_over(CALLS, place, |at| {
+        times[5].push(timed_over(CALLS, place, |at| {
             let target = &mut memory[at..at + BLOCK as usize];
             target.copy_from_slice(black_box(&data));
             // Nothing reads these bytes, so without this the optimizer would remove the copy.
             black_box(target);
         }));
     }
-    let [bare, copied, shared, written, stored] = &mut times;
+    let [bare, copied, shared, written, dirtied, stored] = &mut times;
     println!("4 KiB random over 256 MiB: memcpy {:.0} ns", median(&mut bare.clone()));
     println!(
         "  read hit, copied: {:.0} ns, rate ÷ memcpy {} (bar 0.55)",
@@ -124,13 +132,15 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
         ratio(bare, copied)
     );
     println!("  read hit, by reference: {:.0} ns", median(&mut shared.clone()));
-    println!(
-        "  write hit: {:.0} ns, rate ÷ memcpy {} (bar 0.55), ÷ memcpy into such places ({:.0} ns) {}",
-        median(&mut written.clone()),
-        ratio(bare, written),
-        median(&mut stored.clone()),
-        ratio(stored, written)
-    );
+    for (name, times) in [("write hit", written), ("write hit of stored data", dirtied)] {
+        println!(
+            "  {name}: {:.0} ns, rate ÷ memcpy {} (bar 0.55), ÷ memcpy into such places ({:.0} ns) {}",
+            median(&mut times.clone()),
+            ratio(bare, times),
+            median(&mut stored.clone()),
+            ratio(stored, times)
+        );
+    }
     Ok(())
 }
 
