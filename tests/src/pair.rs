@@ -1,5 +1,5 @@
-//! Hosts of `cached` that share a store and elect the one that writes to it: a pair over one
-//! `synapsed` on files, unless a test brings another store or registry.
+//! Hosts of `cached`, or of `synapsed`, that share a store and elect the one that writes to it: a pair
+//! over one `synapsed` on files, unless a test brings another store or registry.
 
 use crate::daemon::{Daemon, wait_for};
 use crate::http;
@@ -19,6 +19,7 @@ pub const NODES: [&str; 2] = ["one", "two"];
 /// Two hosts.
 #[derive(Debug)]
 pub struct Pair {
+    program: &'static str,
     hosts: [Option<Daemon>; 2],
     /// The addresses at which the hosts serve objects while they lead.
     pub addresses: [SocketAddr; 2],
@@ -45,7 +46,7 @@ pub fn backend(store: &Daemon) -> String {
 }
 
 impl Pair {
-    /// Starts two hosts over a store, with a lease of `lease_secs` seconds; `backend` and `registry` are
+    /// Starts two hosts of `cached` over a store, with a lease of `lease_secs` seconds; `backend` and `registry` are
     /// the lines of these tables, and `objects` further lines of `[objects]`. Waits until one of them
     /// leads.
     ///
@@ -53,32 +54,38 @@ impl Pair {
     /// If they do not start, or none leads.
     #[must_use]
     pub fn start(lease_secs: u64, backend: &str, registry: &str, objects: &str) -> Pair {
-        Pair::start_each(lease_secs, |_| (backend.to_owned(), registry.to_owned()), objects)
+        Pair::start_each("cached", lease_secs, |_| (backend.to_owned(), registry.to_owned()), objects)
     }
 
-    /// Starts two hosts like [`start`](Self::start); `tables` returns the lines of
-    /// `[objects.backend]` and `[registry]` of each.
+    /// Starts two hosts like [`start`](Self::start), of `program`, `cached` or `synapsed`; `tables`
+    /// returns the lines of the store's table and of `[registry]` of each.
     ///
     /// # Panics
     /// If they do not start, or none leads.
     #[must_use]
-    pub fn start_each(lease_secs: u64, tables: impl Fn(usize) -> (String, String), objects: &str) -> Pair {
+    pub fn start_each(
+        program: &'static str,
+        lease_secs: u64,
+        tables: impl Fn(usize) -> (String, String),
+        objects: &str,
+    ) -> Pair {
+        let store = if program == "synapsed" { "backend" } else { "objects.backend" };
         let addresses = [free_port(), free_port()];
         let host = |host: usize| {
             let (node, address) = (NODES[host], addresses[host]);
             let (backend, registry) = tables(host);
-            let daemon = Daemon::start("cached", |_| {
+            let daemon = Daemon::start(program, |_| {
                 format!(
                     "[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
                      dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"256 KiB\"\n{objects}\n\
                      [objects.election]\nnode = \"{node}\"\nlease_secs = {lease_secs}\n\
-                     [objects.backend]\n{backend}\n[registry]\n{registry}\n\
+                     [{store}]\n{backend}\n[registry]\n{registry}\n\
                      [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
                 )
             });
             Some(daemon)
         };
-        let pair = Pair { hosts: [host(0), host(1)], addresses };
+        let pair = Pair { program, hosts: [host(0), host(1)], addresses };
         pair.leader();
         pair
     }
@@ -146,7 +153,7 @@ impl Pair {
     /// If it does not end, or does not start.
     pub fn restart(&mut self, host: usize, signal: i32) {
         let daemon = self.hosts[host].take().expect("the host runs");
-        self.hosts[host] = Some(daemon.restart("cached", signal));
+        self.hosts[host] = Some(daemon.restart(self.program, signal));
     }
 
     /// Returns a client of one host, which does not look for the other one.

@@ -8,17 +8,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blocker::memory::MemoryConfig;
-use blocker::{Durability, Memory, NamespaceKey};
+use blocker::{Durability, Memory, NamespaceKey, OBJECT_BYTES_MAX_DEFAULT};
 use cached_admin::{AdminTable, Tokens};
 use cached_config::{
     BackendTable, ConfigError, DrainTimes, HttpTable, InsightTable, Listening, ObjectsTable, Secrets,
-    SynapseTable, check_addresses, invalid, parse_config, require, secret_warning,
+    SynapseTable, check_addresses, invalid, parse_config, secret_warning,
 };
 use cached_core::object::{ObjectCache, Writer};
+use cached_objects::{ListenerFiles, ServiceConfig, check_election};
 use cached_process::log::LogTable;
+use cached_registry::RegistryTable;
 use cached_tls::ServerTls;
 use cached_tracing::TracingTable;
-use object_http::Keys;
 use serde::{Deserialize, Deserializer, Serialize};
 use synapse::{Server, ServerConfig};
 
@@ -38,6 +39,8 @@ pub(crate) struct Config {
     pub(crate) synapse: SynapseTable,
     /// The cache in front of the backend, if there is one.
     pub(crate) objects: Option<ObjectsTable>,
+    /// The registry by which hosts elect the writer, if there is one.
+    pub(crate) registry: Option<RegistryTable>,
     /// Statistics about the requests of the cache.
     #[serde(default)]
     pub(crate) insight: InsightTable,
@@ -49,15 +52,12 @@ pub(crate) struct Config {
 
 /// The contents of the files that a configuration names.
 pub(crate) struct Loaded {
-    /// The server's settings, including its secrets.
-    pub(crate) server: ServerConfig,
     pub(crate) secrets: Secrets,
     /// The tokens of the admin listener, and its certificates.
     pub(crate) tokens: Option<Tokens>,
     pub(crate) admin_tls: Option<Arc<ServerTls>>,
     /// The keys and certificates of the HTTP listener for objects.
-    pub(crate) http_keys: Option<Keys>,
-    pub(crate) http_tls: Option<Arc<ServerTls>>,
+    pub(crate) listeners: ListenerFiles,
 }
 
 fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D::Error> {
@@ -102,14 +102,15 @@ impl Config {
         check_addresses(&addresses)?;
         self.backend.check_files().map_err(in_this_file)?;
         self.objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
-        let secrets = self.secrets()?;
         Ok(Loaded {
-            server: self.server(&secrets),
-            secrets,
+            secrets: self.secrets()?,
             tokens: self.admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
             admin_tls: self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
-            http_keys: self.http().map_or(Ok(None), HttpTable::keys)?,
-            http_tls: self.http().map_or(Ok(None), HttpTable::load_tls)?,
+            listeners: ListenerFiles {
+                http_keys: self.http().map_or(Ok(None), HttpTable::keys)?,
+                http_tls: self.http().map_or(Ok(None), HttpTable::load_tls)?,
+                nbd_tls: None,
+            },
         })
     }
 
@@ -136,11 +137,12 @@ impl Config {
         server
     }
 
-    /// Returns the table of the cache in front of the backend, if there is one.
+    /// Returns the table of the cache in front of the backend, if there is one, with the backend, as
+    /// `cached` has it.
     ///
     /// # Errors
     /// The invalid key.
-    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, ConfigError> {
+    pub(crate) fn cache(&self) -> Result<Option<ObjectsTable>, ConfigError> {
         let Some(table) = &self.objects else { return Ok(None) };
         if table.backend.is_some() {
             return invalid(
@@ -148,22 +150,34 @@ impl Config {
                 "is not a key here; the store behind the cache is set by the top-level key backend",
             );
         }
-        require(table.writer != Writer::Elected, "objects.writer", || {
-            "is \"elected\", which is for cached: run cached on each host of the pair, with the same [objects] table".into()
-        })?;
+        let table = ObjectsTable { backend: Some(self.backend.clone()), ..table.clone() };
         table.check_cache().map_err(in_this_file)?;
         Ok(Some(table))
+    }
+
+    /// Returns the tables of the object service, which serves the backend or the cache over it.
+    ///
+    /// # Errors
+    /// The invalid key.
+    pub(crate) fn service(&self) -> Result<ServiceConfig, ConfigError> {
+        let cache = self.cache()?;
+        Ok(ServiceConfig {
+            has_cache: cache.is_some(),
+            objects: cache.unwrap_or_else(|| ObjectsTable {
+                backend: Some(self.backend.clone()),
+                ..ObjectsTable::default()
+            }),
+            synapse: Some(self.synapse.clone()),
+            registry: self.registry.clone(),
+            volumes: None,
+            nbd: None,
+            insight: self.insight.clone(),
+        })
     }
 
     /// Returns the table of the HTTP listener for objects, if there is one.
     pub(crate) fn http(&self) -> Option<&HttpTable> {
         self.objects.as_ref()?.http.as_ref()
-    }
-
-    /// Returns the limit on the size of objects with which the backend is opened, in bytes.
-    pub(crate) fn object_bytes_max(&self) -> u64 {
-        let default = blocker::OBJECT_BYTES_MAX_DEFAULT;
-        self.objects.as_ref().map_or(default, |cache| cache.object_bytes_max.0.max(default))
     }
 
     /// Returns the number of file descriptors that connections and the backend may need.
@@ -182,16 +196,23 @@ impl Config {
         self.admin.as_ref().map_or(Ok(()), AdminTable::check)?;
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;
         self.synapse.check()?;
-        self.try_construction(self.server(&self.secrets()?))
+        let cache = self.cache()?;
+        check_election(cache.as_ref(), self.registry.as_ref(), Some(&self.synapse))?;
+        self.try_construction(cache.as_ref(), self.server(&self.secrets()?))
     }
 
     /// Constructs the server, and the cache if there is one, over an empty memory backend with the
     /// same limits.
-    fn try_construction(&self, server: ServerConfig) -> Result<(), ConfigError> {
+    fn try_construction(
+        &self,
+        table: Option<&ObjectsTable>,
+        server: ServerConfig,
+    ) -> Result<(), ConfigError> {
         let clock = Arc::clone(&server.clock);
-        let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
+        let object_bytes_max = table.map_or(OBJECT_BYTES_MAX_DEFAULT, |table| table.object_bytes_max.0);
+        let limits = MemoryConfig { object_bytes_max, ..MemoryConfig::default() };
         let memory = Arc::new(Memory::new(limits, Arc::clone(&clock)));
-        let Some(table) = self.cache()? else {
+        let Some(table) = table else {
             return Server::new(memory, server).map(drop).map_err(|error| SynapseTable::error(&error));
         };
         let mut cache = table.cache().map_err(in_this_file)?;
@@ -202,6 +223,10 @@ impl Config {
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
+        if cache.writer == Writer::Elected {
+            // A leader has this right.
+            cache.writer = Writer::Cache;
+        }
         // The keys of the journal have been checked; the journal is opened only at the start.
         (cache.journal, cache.durability) = (None, Durability::Cached);
         for namespace in &mut cache.namespaces {
@@ -216,11 +241,16 @@ impl Config {
     }
 }
 
-/// Converts the error to the keys of this file: `cached` has another name for the store's table.
+/// Converts the error to the keys of this file.
 pub(crate) fn in_this_file(mistake: ConfigError) -> ConfigError {
-    match mistake.key.strip_prefix("objects.backend") {
-        Some(rest) => ConfigError { key: format!("backend{rest}"), ..mistake },
-        None => mistake,
+    ConfigError { key: key_of_this_file(mistake.key), ..mistake }
+}
+
+/// Returns the key of this file for one of `cached`, which has another name for the store's table.
+pub(crate) fn key_of_this_file(key: String) -> String {
+    match key.strip_prefix("objects.backend") {
+        Some(rest) => format!("backend{rest}"),
+        None => key,
     }
 }
 
@@ -330,7 +360,8 @@ mod tests {
         let text = include_str!("../../../deploy/synapsed.toml");
         let lines = text.lines().map(|line| line.strip_prefix('#').unwrap_or(line));
         // Off unless the table exists; cached.toml shows all of its keys.
-        let is_optional = |line: &str| ["[objects.journal]", "[objects.http]"].contains(&line);
+        let optional = ["[objects.journal]", "[objects.http]", "[objects.election]", "[registry]"];
+        let is_optional = |line: &str| optional.contains(&line);
         let is_setting = |line: &str| {
             let key = line.split('=').next().unwrap_or_default().trim_end();
             let named =

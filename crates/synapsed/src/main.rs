@@ -6,7 +6,6 @@
 //! ```
 
 mod config;
-mod http;
 mod reload;
 mod serve;
 

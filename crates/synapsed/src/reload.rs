@@ -6,15 +6,14 @@ use std::sync::Arc;
 use blocker::trace::Tracer;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::{Tokens, TokensRead};
-use cached_config::{
-    ConfigError, HttpTable, LIVE_KEYS, LiveObjects, parse_config, raise_descriptor_limit, read_config,
-};
+use cached_config::{ConfigError, HttpTable, LIVE_KEYS, parse_config, raise_descriptor_limit, read_config};
+use cached_objects::ReloadObjects;
 use cached_process::log::Log;
 use cached_process::reload::{LiveSecs, Program, Source};
 use parking_lot::Mutex;
 use toml::Table;
 
-use crate::config::{Config, in_this_file};
+use crate::config::{Config, in_this_file, key_of_this_file};
 
 /// The parts of the daemon that its configuration can change.
 pub(crate) struct Synapsed {
@@ -22,7 +21,7 @@ pub(crate) struct Synapsed {
     pub(crate) log: Log,
     /// The delay of the shutdown, and the time limit for requests in progress.
     pub(crate) drain: (LiveSecs, LiveSecs),
-    pub(crate) objects: LiveObjects,
+    pub(crate) objects: ReloadObjects,
     /// The keys of the HTTP listener for objects.
     pub(crate) http_keys: Option<object_http::Keys>,
     /// The tokens of the admin listener.
@@ -66,14 +65,14 @@ impl Program for Synapsed {
         let after = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
         let secrets = after.secrets().map_err(line)?;
         let mut in_force = self.in_force.lock();
-        let objects = after.objects.as_ref();
-        let listener = Some(&after.synapse);
+        let objects = after.cache().map_err(line)?;
         // Everything that can be refused comes first: the files are read, then the object cache
         // changes, or nothing does.
         let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let http_keys = HttpTable::keys_again(self.http_keys.as_ref())?;
-        let files = self.objects.change(objects, listener, secrets, "backend.secret_file");
-        let mut files = files.map_err(|error| line(in_this_file(error)))?;
+        let files = self.objects.change(objects.as_ref(), Some(&after.synapse), secrets);
+        let files = files.map_err(|error| line(in_this_file(error)))?;
+        let mut files: Vec<String> = files.into_iter().map(key_of_this_file).collect();
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
         }

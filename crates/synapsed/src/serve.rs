@@ -1,38 +1,29 @@
-//! The daemon from start to shutdown: threads, listening, and the orderly end.
+//! The daemon from start to shutdown: the object service, the admin listener, and the orderly end.
 
-use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::trace::Tracer;
-use blocker::{Blocker, Traced};
 use cached_admin::insight::ObjectsInsight;
-use cached_admin::insight::slow::{SlowLog, SlowStore};
-use cached_admin::sources::{ObjectHttpSource, ObjectsSource, StoreSource, SynapseSource, measured};
 use cached_admin::{AdminServer, Health, control};
-use cached_config::{
-    ConfigError, DrainTimes, ListenerThreads, LiveObjects, ObjectsTable, OpenOptions, Secrets, ShutdownError,
-    StartError, Store, SynapseTable, Waiting, begin_recovery, log_events, log_recovery, notify,
-    raise_descriptor_limit, store_all,
-};
-use cached_core::insight::Sampling;
-use cached_core::object::{ObjectCache, OpenJournal};
-use cached_process::log::{Level, Log, print_err, print_out};
+use cached_config::{ConfigError, DrainTimes, notify, raise_descriptor_limit};
+use cached_objects::{Objects, ObjectsError, RunningObjects};
+use cached_process::log::{Log, print_out};
 use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
 use cached_process::{Drain, Exit, Failure, first_panic, memory, panicked};
 use cached_tracing::{Exporter, Origin};
 use parking_lot::Mutex;
-use synapse::{Address, Server, host_name};
 use tokio::runtime::Builder;
-use tokio::task::JoinHandle;
 
 use crate::config::{Config, Loaded, in_this_file};
-use crate::http::HttpListener;
 use crate::reload::{self, Synapsed};
+
+/// The time requested from a service manager beyond the longest possible shutdown.
+const END_MARGIN: Duration = Duration::from_secs(10);
 
 /// Serves a configuration parsed from `text` until a signal requests the shutdown. Then the
 /// requests in progress are answered, and a cache stores its dirty data; no acknowledged data are
@@ -47,18 +38,17 @@ pub(crate) fn run(
     signals: &Signals,
     log: &Log,
 ) -> Result<(), Failure> {
-    let of_file = |error: ConfigError| Failure::from(error.in_file(path));
-    let Loaded { server: mut server_config, secrets, tokens, admin_tls, http_keys, http_tls } = loaded;
+    let of_file = |error: ConfigError| Failure::from(in_this_file(error).in_file(path));
+    let Loaded { secrets, tokens, admin_tls, listeners } = loaded;
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
-    let (wanted, addresses) = (config.descriptors_max(), config.synapse.addresses().map_err(of_file)?);
+    let wanted = config.descriptors_max();
     let descriptors = raise_descriptor_limit(wanted);
     if descriptors < wanted {
         tracing::warn!(descriptors, wanted, "fewer file descriptors than connections and files may need");
     }
-    let table = config.cache().map_err(of_file)?;
+    let service = config.service().map_err(of_file)?;
     let DrainTimes { delay_secs, timeout_secs } = config.process;
     let (delay, timeout) = (LiveSecs::new(delay_secs), LiveSecs::new(timeout_secs));
-    // Each thread has a runtime, so a connection stays on its thread, without work stealing.
     let failed =
         |error: io::Error| Failure::new(Exit::Trouble, format_args!("cannot start a runtime: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -66,8 +56,7 @@ pub(crate) fn run(
     let admin = config.admin.as_ref().map(|table| {
         AdminServer::start(table.config(tokens.clone(), admin_tls), "synapsed", env!("CARGO_PKG_VERSION"))
     });
-    let admin = admin.transpose()?;
-    let health = admin.as_ref().map(AdminServer::health);
+    let admin = admin.transpose()?.map(Arc::new);
     let origin = Origin { program: "synapsed", version: env!("CARGO_PKG_VERSION") };
     let exporter = config.tracing.as_ref().map(|table| Exporter::start(table, origin)).transpose();
     let exporter = exporter.map_err(failed)?;
@@ -75,124 +64,53 @@ pub(crate) fn run(
     let _metrics = admin.as_ref().zip(exporter.as_ref()).map(|(admin, exporter)| {
         admin.registry().register(exporter.metrics(), std::iter::empty::<(&str, &str)>())
     });
-    let mut waiting = Waiting::new(|line| health.into_iter().for_each(|health| health.set_starting(line)));
-    let cannot_start = |error: StartError| match error {
-        StartError::Config(error) => of_file(in_this_file(error)),
-        StartError::Store(error) => refused(format_args!("{}: {error}", config.backend)),
-    };
-    let opened = runtime.block_on(async {
-        tokio::select! {
-            opened = open(config, table, &secrets, tracer.as_ref(), &mut waiting) => opened.map(Some),
-            () = signals.end_requested("while the store is being opened") => Ok(None),
+    let http_keys = listeners.http_keys.clone();
+    let end = pin!(signals.end_requested("while the store is being opened"));
+    let opened = Objects::open(service, listeners, secrets, None, end, admin.as_ref(), tracer.as_ref());
+    let objects = match opened {
+        Ok(objects) => objects,
+        Err(ObjectsError::Ended) => {
+            tracing::info!("ending before the store was available");
+            return Ok(());
         }
-    });
-    let Some((store, journal)) = opened.map_err(cannot_start)? else {
-        tracing::info!("ending before the store was available");
-        // An attempt to open the journal or the store may hang, so this does not wait for it.
-        runtime.shutdown_background();
-        return Ok(());
+        Err(ObjectsError::Config(error)) => return Err(of_file(error)),
+        Err(ObjectsError::Store(error)) => {
+            return Err(refused(format_args!("{}: {error}", config.backend)));
+        }
+        Err(error) => return Err(error.failure(None)),
     };
-    let (store, measurements) = match &admin {
-        Some(_) => measured(store, config.backend.kind()),
-        None => (store, None),
+    let insight = config
+        .objects
+        .as_ref()
+        .map(|_| ObjectsInsight::start(admin.as_deref(), &objects.statistics(), config.insight.enabled));
+    let _insight = insight.transpose().map_err(failed)?;
+    let program = Synapsed {
+        path: path.to_owned(),
+        log: log.clone(),
+        drain: (delay.clone(), timeout.clone()),
+        objects: objects.live(),
+        http_keys,
+        tokens,
+        tracer,
+        slow: Arc::clone(objects.statistics().slow()),
+        in_force: Mutex::new(config.clone()),
     };
-    // This thread serves connections as well.
-    let threads = ListenerThreads::start("synapse", config.synapse.threads - 1).map_err(failed)?;
-    server_config.workers = std::iter::once(runtime.handle()).chain(&threads.runtimes).cloned().collect();
+    let source = reload::source(config, path, text).map_err(refused)?;
+    let (reloader, drain) = (Arc::new(Reloader::new(program, source)), Drain::default());
+    announce(config, &objects, admin.as_deref());
+    let objects = objects.serve(timeout).map_err(|error| error.failure(None))?;
+    if let Some(admin) = &admin {
+        control::add_routes(admin.routes(), &reloader, &drain, log);
+    }
+    objects.control().serve();
     let ended = runtime.block_on(async {
-        let slow = Arc::new(SlowLog::new(config.insight.slow_threshold()));
-        let below = || Arc::new(SlowStore::new(store.backend(), Arc::clone(&slow)));
-        let over = |table| Cache::over(below(), table, config.insight.sampling(), journal);
-        let cache = table.map(over).transpose().map_err(of_file)?;
-        let begun = async {
-            if let (Some(cache), Some(table)) = (&cache, table) {
-                begin_recovery(&cache.cache, table, &mut waiting).await?;
-                tokio::spawn(log_recovery(cache.cache.clone()));
-            }
-            store.node_record(&mut waiting).await
-        };
-        let record = tokio::select! {
-            record = begun => record.map_err(cannot_start)?,
-            () = signals.end_requested("while the journal is being recovered") => {
-                tracing::info!("ending before the store answered");
-                return Ok(());
-            }
-        };
-        let backend = backend(&store, cache.as_ref(), tracer.as_ref());
-        server_config.tracer = tracer.clone();
-        server_config.name = host_name();
-        server_config.receive_buffers = cache.as_ref().map(|cache| cache.cache.receive_buffers());
-        record.apply(&mut server_config);
-        let cache_bytes_max = cache
-            .as_ref()
-            .map_or(0, |cache| cache.memory_bytes_max + config.insight.objects_bytes_max());
-        let insight = cache.as_ref().map(|cache| {
-            ObjectsInsight::start(admin.as_ref(), &cache.cache, Arc::clone(&slow))
-        });
-        let insight = insight.transpose().map_err(failed)?;
-        let admin_bytes_max = admin.as_ref().map_or(0, AdminServer::memory_bytes_max);
-        let http = match config.http() {
-            Some(table) => {
-                let files = (http_keys.clone(), http_tls);
-                Some(HttpListener::open(table, files, Arc::clone(&backend), of_file, failed).await?)
-            }
-            None => None,
-        };
-        let http_bytes_max = http.as_ref().map_or(0, |http| http.server.memory_bytes_max());
-        let memory_bytes_max = server_config.memory_bytes_max()
-            + http_bytes_max
-            + cache_bytes_max
-            + store.memory_bytes_max()
-            + admin_bytes_max;
-        let server = Server::new(backend, server_config);
-        let server = Arc::new(server.map_err(|error| of_file(SynapseTable::error(&error)))?);
-        let mut bound = Vec::new();
-        for address in &addresses {
-            let address = server.listen(address).await.map_err(refused)?;
-            config.synapse.restrict(&address).map_err(refused)?;
-            bound.push(address);
-        }
-        // Only now, so that a start that fails because an address is in use serves no HTTP client.
-        http.as_ref().map_or(Ok(()), HttpListener::listen)?;
-        let _events = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
         let _repeats = tokio::spawn(report_repeats(log.clone()));
-        let live_cache = cache.as_ref().map(|cache| (cache.cache.live_settings(), cache.flush_max.clone()));
-        let listener = Some(Arc::downgrade(&server));
-        let program = Synapsed {
-            path: path.to_owned(),
-            log: log.clone(),
-            drain: (delay.clone(), timeout.clone()),
-            objects: LiveObjects::new(live_cache, listener, store.secret(), secrets),
-            http_keys,
-            tokens,
-            tracer,
-            slow,
-            in_force: Mutex::new(config.clone()),
-        };
-        let source = reload::source(config, path, text).map_err(refused)?;
-        let (reloader, drain) = (Arc::new(Reloader::new(program, source)), Drain::default());
-        announce(&bound, config, memory_bytes_max, http.as_ref(), admin.as_ref());
-        let mut shown = Vec::new();
-        if let Some(admin) = &admin {
-            control::add_routes(admin.routes(), &reloader, &drain, log);
-            let addresses = bound.iter().map(ToString::to_string).collect();
-            shown.push(SynapseSource::show(admin, &server, addresses));
-            shown.extend(http.iter().map(|http| ObjectHttpSource::show(admin, &http.server)));
-            shown.extend(cache.iter().map(|cache| ObjectsSource::show(admin, &cache.cache)));
-            let measured = measurements.as_ref();
-            let name = || config.backend.to_string();
-            let show = |measurements| StoreSource::show(admin, name(), measurements, store.metrics());
-            shown.extend(measured.map(show));
-        }
-        let watch = measurements.map(|measurements| {
-            tokio::spawn(StoreSource::watch(Arc::downgrade(&store.backend()), measurements))
-        });
+        let health = admin.as_deref().map(AdminServer::health);
         notify("READY=1");
         health.into_iter().for_each(Health::set_started);
         until_end(signals, &drain, &reloader).await;
         health.into_iter().for_each(|health| health.set_draining("the end was requested"));
-        let flush_max = || cache.as_ref().map_or(Duration::ZERO, |cache| cache.flush_max.get());
-        let most = delay.get() + timeout.get() + flush_max() + END_MARGIN;
+        let most = delay.get() + objects.shutdown_time_max() + END_MARGIN;
         notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", most.as_micros()));
         tracing::info!(delay_secs = delay.get().as_secs(), "ending");
         // Clients are still served while load balancers may send them here, or until a second
@@ -203,60 +121,8 @@ pub(crate) fn run(
                 () = signals.end_requested("while the process ends") => {}
             }
         }
-        watch.into_iter().for_each(|watch| watch.abort());
-        // For the log line of a forced end. It is dropped before the store closes, which waits for
-        // all handles.
-        let observed = RefCell::new(cache.as_ref().map(|cache| cache.cache.clone()));
-        // The present stage of the shutdown, for log lines.
-        let stage = Cell::new("answering requests that have begun");
-        let end = async {
-            let timeout = timeout.get();
-            let http_ended = async {
-                match &http {
-                    Some(http) => http.server.shutdown(timeout).await,
-                    None => true,
-                }
-            };
-            let (synapse_ended, http_ended) = tokio::join!(server.shutdown(timeout), http_ended);
-            if !(synapse_ended && http_ended) {
-                tracing::warn!(timeout_secs = timeout.as_secs(), "some requests were aborted");
-            }
-            stage.set("storing dirty data");
-            let instance = server.instance();
-            // The admin listener's data hold handles of the server and the cache.
-            drop((server, http, shown, insight));
-            let stored = match cache {
-                Some(cache) => cache.shut_down().await.map_err(not_stored),
-                None => Ok(()),
-            };
-            let cache = observed.take();
-            if stored.is_ok() {
-                store.record_end(instance, cache.as_ref()).await;
-            }
-            stage.set("closing the store");
-            drop(cache);
-            let closed = tokio::task::spawn_blocking(move || store.close(timeout)).await;
-            let closed = closed.map_err(|_| not_stored("closing the store has panicked"))?;
-            stored.and(
-                closed.map_err(|error| not_stored(format_args!("closing {}: {error}", config.backend))),
-            )
-        };
-        tokio::select! {
-            ended = end => ended,
-            () = signals.end_requested("while the process ends") => {
-                let line = match &*observed.borrow() {
-                    Some(cache) => ShutdownError::of_cache(cache, "a second signal forced the end").to_string(),
-                    None => format!("a second signal forced the end while {}", stage.get()),
-                };
-                let failure = not_stored(line);
-                // Exits without waiting for threads, because these may be what blocks the shutdown.
-                print_err(Level::Error, module_path!(), &format!("synapsed: {failure}"));
-                std::process::exit(i32::from(failure.exit().status()));
-            }
-        }
+        shut_down(config, objects, signals).await
     });
-    drop(threads);
-    runtime.shutdown_timeout(timeout.get());
     match (first_panic(), ended) {
         (Some(defect), ended) => {
             let line = format!("a defect of synapsed has ended it: {defect}");
@@ -264,6 +130,16 @@ pub(crate) fn run(
         }
         (None, ended) => ended,
     }
+}
+
+/// Ends the object service, unless a second signal forces the end.
+async fn shut_down(config: &Config, objects: RunningObjects, signals: &Signals) -> Result<(), Failure> {
+    let ended = objects.shut_down(signals.end_requested("while the process ends")).await;
+    ended.map_err(|error| match config.objects {
+        Some(_) => Failure::new(Exit::NotStored, error),
+        // Without a cache, nothing was acknowledged that the store does not have.
+        None => Failure::new(Exit::NotStored, format_args!("{}: {}", config.backend, error.why)),
+    })
 }
 
 /// Waits until the shutdown is requested. Meanwhile, reloads the configuration on request.
@@ -298,70 +174,28 @@ async fn report_repeats(log: Log) {
     }
 }
 
-/// Opens the journal of a cache, and the store. If the journal's disk or the store is unavailable,
-/// waits for it.
-///
-/// # Errors
-/// Errors that waiting cannot resolve.
-async fn open(
-    config: &Config,
-    table: Option<&ObjectsTable>,
-    secrets: &Secrets,
-    tracer: Option<&Tracer>,
-    waiting: &mut Waiting<'_>,
-) -> Result<(Store, Option<OpenJournal>), StartError> {
-    // This comes before waiting for the store, so that an unusable journal ends the start at once.
-    let journal = match table {
-        Some(table) => table.open_journal(waiting).await?,
-        None => None,
-    };
-    let options = OpenOptions {
-        object_bytes_max: config.object_bytes_max(),
-        secret: secrets.store.clone(),
-        tracer: tracer.cloned(),
-        is_server: true,
-        ..OpenOptions::default()
-    };
-    Ok((Store::open_when_available(&config.backend, &options, waiting).await?, journal))
-}
-
-pub(crate) fn refused(cause: impl fmt::Display) -> Failure {
+fn refused(cause: impl fmt::Display) -> Failure {
     Failure::new(Exit::Refused, cause)
 }
 
-fn not_stored(cause: impl fmt::Display) -> Failure {
-    Failure::new(Exit::NotStored, cause)
-}
-
-/// Returns the backend to serve: the cache if there is one, otherwise the store.
-fn backend(store: &Store, cache: Option<&Cache>, tracer: Option<&Tracer>) -> Arc<dyn Blocker> {
-    let Some(cache) = cache else { return store.backend() };
-    let cache: Arc<dyn Blocker> = Arc::new(cache.cache.clone());
-    match tracer {
-        None => cache,
-        Some(tracer) => Arc::new(Traced::cache(cache, tracer.clone())),
-    }
-}
-
-/// The time requested from a service manager beyond the longest possible shutdown.
-const END_MARGIN: Duration = Duration::from_secs(10);
-
 /// Writes the first lines to standard output, for people and for a parent process that has
 /// configured port 0.
-fn announce(
-    bound: &[Address],
-    config: &Config,
-    memory_bytes_max: u64,
-    http: Option<&HttpListener>,
-    admin: Option<&AdminServer>,
-) {
+fn announce(config: &Config, objects: &Objects, admin: Option<&AdminServer>) {
     let cache = if config.objects.is_some() { "a cache over " } else { "" };
-    let listeners = bound.iter().map(|address| format!("synapsed: {cache}{} at {address}\n", config.backend));
-    let http = http.map(|http| http.server.urls()).unwrap_or_default();
-    let http = http.iter().map(|url| format!("synapsed: objects over HTTP on {url}\n"));
-    let admin = admin.map(AdminServer::urls).unwrap_or_default();
-    let admin = admin.iter().map(|url| format!("synapsed: admin on {url}\n"));
-    print_out(module_path!(), &listeners.chain(http).chain(admin).collect::<String>());
+    let serves = format!("synapsed: {cache}{} at", config.backend);
+    let mut lines: Vec<String> = Vec::new();
+    if let Some((node, address)) = objects.candidate() {
+        lines.push(format!("{serves} {address} while {node} leads: the writer is elected"));
+    }
+    lines.extend(objects.addresses().iter().map(|address| format!("{serves} {address}")));
+    lines.extend(objects.http_addresses().iter().map(|url| format!("synapsed: objects over HTTP on {url}")));
+    lines.extend(admin.iter().flat_map(|admin| admin.urls()).map(|url| format!("synapsed: admin on {url}")));
+    print_out(module_path!(), &lines.into_iter().map(|line| line + "\n").collect::<String>());
+    let insight_bytes_max = config.objects.as_ref().map_or(0, |_| config.insight.objects_bytes_max());
+    let memory_bytes_max = objects.memory_bytes_max()
+        + objects.listener_bytes_max()
+        + insight_bytes_max
+        + admin.map_or(0, AdminServer::memory_bytes_max);
     memory::set_bytes_max(memory_bytes_max);
     let mib = memory_bytes_max >> 20;
     tracing::info!(
@@ -369,50 +203,4 @@ fn announce(
         threads = config.synapse.threads,
         "serving; at most {mib} MiB beside the backend"
     );
-}
-
-/// A running cache in front of the backend, as configured by `[objects]`.
-struct Cache {
-    cache: ObjectCache,
-    background: JoinHandle<()>,
-    /// The time limit for storing the cache's dirty data, which can change at run time.
-    flush_max: LiveSecs,
-    memory_bytes_max: u64,
-}
-
-impl Cache {
-    /// Starts a cache over `below`, with requests sampled according to `insight`. Its background
-    /// task runs on the current runtime.
-    ///
-    /// # Errors
-    /// The invalid setting.
-    ///
-    /// # Panics
-    /// Outside of a tokio runtime.
-    fn over(
-        below: Arc<dyn Blocker>,
-        table: &ObjectsTable,
-        insight: Sampling,
-        journal: Option<OpenJournal>,
-    ) -> Result<Self, ConfigError> {
-        let (cache, background) = table.open_cache(below, journal, insight).map_err(in_this_file)?;
-        Ok(Self {
-            background: tokio::spawn(background),
-            flush_max: LiveSecs::new(table.shutdown_flush_secs),
-            memory_bytes_max: table.cache_bytes_max(),
-            cache,
-        })
-    }
-
-    /// Stores dirty data, and stops the background task. The cache must no longer be changed.
-    ///
-    /// # Errors
-    /// The acknowledged data that could not be stored.
-    async fn shut_down(self) -> Result<(), ShutdownError> {
-        let stored = store_all(&self.cache, self.flush_max.get()).await;
-        self.background.abort();
-        // When the task ends, it releases the store.
-        let _ = self.background.await;
-        stored
-    }
 }

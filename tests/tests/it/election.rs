@@ -9,6 +9,7 @@ use cached_tests::outside::text;
 use cached_tests::pair::{self, Client, NODES, Pair, is_listening};
 use cached_tests::program::workspace_programs;
 use cached_tests::reference;
+use cached_tests::server::free_port;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -220,6 +221,60 @@ fn a_live_upgrade_of_the_leader_keeps_the_lead_at_its_host() {
 }
 
 #[test]
+fn a_pair_of_synapsed_steps_down_restarts_and_takes_over_like_one_of_cached() {
+    let store = pair::store();
+    let http = [free_port(), free_port()];
+    let tables = |host: usize| {
+        let listener = format!("[objects.http]\nlisten = [\"{}\"]\nthreads = 1\n", http[host]);
+        (pair::backend(&store), format!("{REGISTRY}{listener}"))
+    };
+    let mut pair = Pair::start_each("synapsed", ENDING_SECS, tables, BACK);
+    let first = pair.leader();
+    let second = 1 - first;
+    assert!(is_listening(http[first]), "the leader serves HTTP");
+    assert!(!is_listening(pair.addresses[second]) && !is_listening(http[second]), "the standby refuses");
+    wait_for("the standby knows the leader", || {
+        let (status, body) = http::get(&pair.host(second).admin, "/readyz");
+        let line = format!("standby: {} at {} leads", NODES[first], pair.addresses[first]);
+        (status == 503 && body.contains(&line)).then_some(())
+    });
+    assert_eq!(pair.host(first).metric("cached_leader"), Some(1.0));
+    assert_eq!(pair.host(second).metric("cached_leader"), Some(0.0));
+
+    // A step-down stores what is only cached.
+    pair.client(first).write("ns/a", b"cached").expect("it is written");
+    let (code, text) = pair.host(first).cachectl(&["leader", "step-down"]);
+    assert_eq!(code, 0, "{text}\n{}", pair.host(first).log());
+    pair.wait_for_leader(second);
+    assert_eq!(pair.client(second).read("ns/a"), Ok(Some(b"cached".to_vec())));
+    assert!(is_listening(http[second]) && !is_listening(http[first]), "HTTP follows the lead");
+    let (code, text) = pair.host(first).cachectl(&["registry"]);
+    assert!(code == 0 && NODES.iter().all(|node| text.contains(&format!("candidates/{node}"))), "{text}");
+    let curves = pair.host(second).json("/mrc.json")["curves"].clone();
+    assert!(curves.as_array().is_some_and(|curves| !curves.is_empty()), "{curves}");
+
+    // A reload is in force at the leader, and at the standby for its next cache.
+    for host in [second, first] {
+        pair.host(host).configure(|text| text.replace("86400000", "86300000"));
+        let (code, text) = pair.host(host).cachectl(&["reload"]);
+        assert!(code == 0 && text.contains("objects.dirty_age_ms_max"), "{text}");
+    }
+
+    // A restart keeps the lead at its host.
+    pair.client(second).write("ns/b", b"kept").expect("it is written");
+    pair.restart(second, libc::SIGTERM);
+    pair.wait_for_leader(second);
+    let client = pair.client(second);
+    assert_eq!(client.read("ns/b"), Ok(Some(b"kept".to_vec())));
+    client.write("ns/lost", b"lost").expect("it is written");
+    pair.kill(second);
+    pair.wait_for_leader(first);
+    let client = pair.client(first);
+    assert_eq!(client.read("ns/b"), Ok(Some(b"kept".to_vec())));
+    assert_eq!(client.read("ns/lost"), Ok(None), "it was acknowledged as cached only");
+}
+
+#[test]
 fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() {
     let base = "[objects]\nwriter = \"elected\"\n[objects.backend]\nkind = \"synapse\"\naddress = \"h:1\"\n\
                 [registry]\nkind = \"store\"\n[synapse]\nlisten = [\"127.0.0.1:7\"]\n";
@@ -288,6 +343,32 @@ fn configurations_that_cannot_keep_their_promises_are_refused_with_the_reason() 
         let (is_right, said) = check("cached", &configuration);
         assert!(!is_right && said.contains(why), "{configuration}\n{said}\nexpected {why}");
     }
-    let (is_right, said) = check("synapsed", "backend = \"memory:\"\n[objects]\nwriter = \"elected\"\n");
-    assert!(!is_right && said.contains("objects.writer: is \"elected\", which is for cached"), "{said}");
+    // The same tables in synapsed, which names the store at the top.
+    let base = base.replace("[objects.backend]", "[backend]");
+    let (is_right, said) = check("synapsed", &base);
+    assert!(is_right, "{said}");
+    for (from, to, why) in [
+        ("[registry]\nkind = \"store\"\n", "", "objects.writer: is \"elected\", which needs a [registry]"),
+        ("kind = \"store\"\n", "kind = \"store\"\npoll_ms = 0\n", "registry.poll_ms: is 0"),
+        (
+            "kind = \"synapse\"\naddress = \"h:1\"",
+            "kind = \"file\"\npath = \"/s\"",
+            "backend.kind: is \"file\", which only one process can open; run synapsed over the directory",
+        ),
+        (
+            "\"127.0.0.1:7\"]",
+            "\"0.0.0.0:7\"]\nallow_exposed = true",
+            "objects.election.address: is \"0.0.0.0:7\", which other hosts cannot",
+        ),
+        (
+            "writer = \"elected\"\n",
+            "writer = \"elected\"\ndurability = \"journaled\"\n",
+            "objects.durability: is \"journaled\"; it must be \"cached\"",
+        ),
+    ] {
+        assert!(base.contains(from), "{from}");
+        let configuration = base.replace(from, to);
+        let (is_right, said) = check("synapsed", &configuration);
+        assert!(!is_right && said.contains(why), "{configuration}\n{said}\nexpected {why}");
+    }
 }

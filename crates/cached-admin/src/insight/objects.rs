@@ -7,14 +7,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use cached_core::insight::MissRatioCurve;
-use cached_core::object::{ObjectCache, WeakObjectCache};
+use cached_core::object::ObjectCache;
 use cached_metrics::{Collect, Families};
 use serde::Serialize;
 
 use super::documents::{
     Curve, HotDocument, HotKey, HotPrefix, HotReport, Misses, collect_curves, curves_of, hot_count,
 };
-use super::slow::SlowLog;
+use super::statistics::ObjectStatistics;
 use crate::listener::AdminServer;
 use crate::routes::{Access, Request, Response};
 use crate::sources::Shown;
@@ -58,10 +58,9 @@ struct MissRatios {
     curves: Vec<Curve>,
 }
 
-/// The reports about a cache's requests.
+/// The reports about the requests of the present cache.
 struct InsightSource {
-    cache: WeakObjectCache,
-    slow: Arc<SlowLog>,
+    statistics: ObjectStatistics,
     is_on: bool,
 }
 
@@ -71,7 +70,7 @@ impl InsightSource {
             cache.take_samples();
             cache.miss_ratio_curve()
         };
-        self.cache.upgrade().and_then(curve).map_or_else(Vec::new, |curve| curves_of("objects", curve))
+        self.statistics.cache().and_then(curve).map_or_else(Vec::new, |curve| curves_of("objects", curve))
     }
 
     fn hot(&self, request: &Request) -> Response {
@@ -79,7 +78,7 @@ impl InsightSource {
             Ok(count) => count,
             Err(refused) => return *refused,
         };
-        let document = self.cache.upgrade().and_then(|cache| hot_document(&cache, count));
+        let document = self.statistics.cache().and_then(|cache| hot_document(&cache, count));
         let mut document = document.unwrap_or_else(|| HotDocument::new(HotReport::default(), None));
         if !request.has_token {
             document.hot.shorten_keys();
@@ -91,11 +90,11 @@ impl InsightSource {
 impl Collect for InsightSource {
     fn collect(&self, into: &mut Families) {
         collect_curves(&self.curves(), into);
-        if let Some(cache) = self.cache.upgrade() {
+        if let Some(cache) = self.statistics.cache() {
             collect_misses(&cache, into);
         }
         let help = "Requests that took longer than insight.slow_request_ms.";
-        into.counter("cached_slow_requests_total", help, self.slow.report().count);
+        into.counter("cached_slow_requests_total", help, self.statistics.slow().report().count);
     }
 }
 
@@ -105,8 +104,8 @@ impl Source for InsightSource {
     }
 }
 
-/// Computes reports from a cache's samples and shows them, until this is dropped. Keeps no handle
-/// of the cache.
+/// Computes reports from the samples of the present cache and shows them, until this is dropped. Keeps
+/// no handle of a cache.
 #[must_use = "dropping this ends it"]
 #[derive(Debug)]
 pub struct ObjectsInsight {
@@ -116,7 +115,7 @@ pub struct ObjectsInsight {
 }
 
 impl ObjectsInsight {
-    /// Starts the thread, if the cache samples anything, and shows the documents `/mrc.json`,
+    /// Starts the thread, if the caches sample anything (`is_on`), and shows the documents `/mrc.json`,
     /// `/hot.json` and `/slow.json` and metrics on the admin listener, if there is one.
     ///
     /// Names are data of clients: without a token, only the first letters of objects are shown,
@@ -126,28 +125,26 @@ impl ObjectsInsight {
     /// If the system cannot create a thread.
     pub fn start(
         admin: Option<&AdminServer>,
-        cache: &ObjectCache,
-        slow: Arc<SlowLog>,
+        statistics: &ObjectStatistics,
+        is_on: bool,
     ) -> io::Result<ObjectsInsight> {
-        let is_on = cache.miss_ratio_curve().is_some();
-        let source = Arc::new(InsightSource { cache: cache.downgrade(), slow, is_on });
+        let source = Arc::new(InsightSource { statistics: statistics.clone(), is_on });
         let shown = admin.map(|admin| {
             add_routes(admin, &source);
             Shown::new(admin, &source)
         });
         let (end, ended) = mpsc::channel();
-        let cache = cache.downgrade();
-        let body = move || take_samples(&cache, &ended);
+        let statistics = statistics.clone();
+        let body = move || take_samples(&statistics, &ended);
         let thread = is_on.then(|| thread::Builder::new().name("insight".into()).spawn(body)).transpose()?;
         Ok(ObjectsInsight { end: Some(end), thread, _shown: shown })
     }
 }
 
-fn take_samples(cache: &WeakObjectCache, ended: &mpsc::Receiver<()>) {
+fn take_samples(statistics: &ObjectStatistics, ended: &mpsc::Receiver<()>) {
     let mut interval = INTERVAL;
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        let Some(cache) = cache.upgrade() else { return };
-        interval = if cache.take_samples() > 0 { INTERVAL } else { (interval * 2).min(INTERVAL_IDLE) };
+        interval = if statistics.take_samples() > 0 { INTERVAL } else { (interval * 2).min(INTERVAL_IDLE) };
     }
 }
 
@@ -161,7 +158,7 @@ fn add_routes(admin: &AdminServer, source: &Arc<InsightSource>) {
     };
     add("/mrc.json", |source, _| Response::json(&MissRatios { curves: source.curves() }));
     add("/hot.json", InsightSource::hot);
-    add("/slow.json", |source, request| source.slow.report().response(request));
+    add("/slow.json", |source, request| source.statistics.slow().report().response(request));
 }
 
 impl Drop for ObjectsInsight {

@@ -205,7 +205,8 @@ mod tests {
             }
         }
         // The settings that only `cached` has: the user and terminal of the process, the tables of
-        // memcached's listeners, the election of the writer, and the memory of both halves.
+        // memcached's listeners, and the memory of both halves; and the tables that only its file
+        // shows with all keys.
         let own = [
             "process.",
             "memcached.",

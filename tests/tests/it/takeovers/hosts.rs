@@ -179,7 +179,8 @@ impl Hosts {
             };
             (backend, registry)
         };
-        let pair = Pair::start_each(LEASE.as_secs(), tables, "write = \"back\"\ndirty_age_ms_max = 300\n");
+        let pair =
+            Pair::start_each("cached", LEASE.as_secs(), tables, "write = \"back\"\ndirty_age_ms_max = 300\n");
         Some(Self { pair, behind, to_store, _etcd: etcd, to_etcd })
     }
 
