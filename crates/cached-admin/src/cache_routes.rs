@@ -12,11 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::routes::{Access, Request, Response, Routes};
-
-/// The maximum time for which a request waits: shorter than the time after which a response is
-/// dropped.
-const WAIT_MAX: Duration = Duration::from_secs(20);
+use crate::routes::{Access, Request, Response, Routes, WAIT_MAX};
 
 /// Returns the response of a route whose cache no longer exists.
 pub(crate) fn ended() -> Response {

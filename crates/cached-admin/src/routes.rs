@@ -6,6 +6,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cached_http::values::is_local_host;
@@ -15,6 +16,10 @@ use parking_lot::RwLock;
 use percent_encoding::percent_decode_str;
 
 use crate::table::Tokens;
+
+/// The maximum time for which a request waits for its work: shorter than the time after which a
+/// response is dropped.
+pub const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// The requests that may use a route. A valid token opens every route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

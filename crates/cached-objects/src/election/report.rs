@@ -13,7 +13,7 @@ use blocker::metrics::{Collect, Families, LabelledMetric};
 use cached_admin::sources::Shown;
 use cached_admin::status::Document;
 use cached_admin::status::document::{ElectionPart, LeaderPart};
-use cached_admin::{Access, AdminServer, Request, Response};
+use cached_admin::{Access, AdminServer, Request, Response, WAIT_MAX};
 use cached_registry::election::{Elector, LeaderDocument, Leadership, Part, Release};
 use cached_registry::{Listing, Registry};
 use parking_lot::Mutex;
@@ -229,9 +229,6 @@ async fn documents(registry: Option<Registry>) -> Response {
 struct Prefer {
     node: String,
 }
-
-/// The maximum time for which a client waits, as for other routes.
-const WAIT_MAX: Duration = Duration::from_secs(20);
 
 async fn step_down(reported: Arc<Reported>, request: Request, path: &'static str) -> Response {
     let to = match path {

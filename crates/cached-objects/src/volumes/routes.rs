@@ -17,7 +17,7 @@
 
 use super::Managed;
 use super::requests::{CHANGES, VolumeRequest, diff, list, show};
-use cached_admin::{Access, Request, Response, Routes};
+use cached_admin::{Access, Request, Response, Routes, WAIT_MAX};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::pin::Pin;
@@ -127,9 +127,6 @@ fn number(text: &str, name: &str) -> Result<u64, Failure> {
     text.parse().map_err(|_| Failure::new(400, format!("{name} is {text:?}; it must be a number")))
 }
 
-/// The maximum time for which a client waits: less than the time after which the admin listener
-/// drops a response.
-const WAIT_MAX: Duration = Duration::from_secs(20);
 /// The maximum number of running jobs.
 const RUNNING_MAX: usize = 32;
 /// The maximum number of outcomes that are kept for clients that no longer wait. The oldest is
