@@ -3,7 +3,8 @@
 
 use cached_config::{ConfigError, ElectionTable, ObjectsTable, SynapseTable, invalid, require};
 use cached_core::object::Writer;
-use cached_registry::{Key, RegistryTable};
+use cached_registry::RegistryTable;
+use cached_registry::election::candidate_key;
 use std::net::IpAddr;
 use synapse::Address;
 
@@ -37,8 +38,8 @@ pub fn check_election(
         Some(_) => {}
     }
     let node = objects.election.clone().unwrap_or_default().node();
-    require(!node.contains('/') && Key::new(&node).is_ok(), "objects.election.node", || {
-        format!("is {node:?}; it must consist of letters, digits and -_.:")
+    require(candidate_key(&node).is_ok(), "objects.election.node", || {
+        format!("is {node:?}; it must consist of letters, digits and -_.:, and not be too long")
     })?;
     election_address(objects, synapse).map(drop)
 }

@@ -33,29 +33,30 @@ const PREFIX: &str = "candidates/";
 /// The maximum number of candidates that are kept.
 const CANDIDATES_MAX: usize = 64;
 
+/// Returns the name of the document of the candidate `node`.
+///
+/// # Errors
+/// [`Error::Invalid`] if the host's name cannot be a part of a document's name.
+pub fn candidate_key(node: &str) -> Result<Key> {
+    let key = Key::new(&format!("{PREFIX}{node}"));
+    key.ok().filter(|_| !node.contains('/')).ok_or_else(|| {
+        let why = format!(
+            "the node's name {node:?} has other characters than letters, digits and -_.:, or too many"
+        );
+        Error::Invalid(why.into())
+    })
+}
+
 impl Candidates {
     /// Returns the candidates of an election in which this host is `me`.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the host's name cannot be a part of a document's name.
     pub(super) fn new(registry: Registry, me: Candidate, number: Option<usize>) -> Result<Self> {
-        let node = &me.node;
-        let wrong = || {
-            Error::Invalid(
-                format!(
-                    "the node's name {node:?} has other characters than letters, digits and -_.:, or too many"
-                )
-                .into(),
-            )
-        };
-        let key = if node.contains('/') {
-            Err(wrong())
-        } else {
-            Key::new(&format!("{PREFIX}{node}")).map_err(|_| wrong())
-        };
+        let key = candidate_key(&me.node)?;
         let key = match number {
-            None => key?,
-            Some(number) => key.and(Key::new(&format!("{PREFIX}{number}")))?,
+            None => key,
+            Some(number) => Key::new(&format!("{PREFIX}{number}"))?,
         };
         Ok(Self { registry, me, number, key, known: Mutex::default() })
     }

@@ -47,6 +47,7 @@ use blocker::{Epoch, Timestamp};
 use blocks::{BlockElection, BlockOp, check_epoch_time};
 use document::{DocumentElection, DocumentOp, Written};
 
+pub use candidates::candidate_key;
 pub use document::{Candidate, LeaderDocument, Release};
 pub use driver::{Claiming, elect};
 pub use elector::{Cause, Elector, Leadership, Lease, Part, Status};
