@@ -36,11 +36,16 @@ impl ObjectThread {
         block_on(other_than(Wanted::Hold, &mut wanted));
         let mut present = Some(candidacy);
         loop {
-            let Some(mut candidacy) = present.take().or_else(|| self.stand_again(&wanted)) else {
-                return Ok(());
+            let closed = match present.take().or_else(|| self.stand_again(&wanted)) {
+                Some(mut candidacy) => {
+                    let closed = self.take_part(&mut candidacy, &mut wanted);
+                    candidacy.leave();
+                    closed
+                }
+                None if wanted.borrow().is_end() => Closed::End(Ok(())),
+                // Nothing is open.
+                None => Closed::Released,
             };
-            let closed = self.take_part(&mut candidacy, &mut wanted);
-            candidacy.leave();
             match closed {
                 Closed::End(result) => return result,
                 // The election could not go on.
@@ -56,13 +61,17 @@ impl ObjectThread {
         }
     }
 
-    /// Retries to open the store and the registry until that succeeds; `None` if the end is
-    /// requested first.
+    /// Retries to open the store and the registry until that succeeds; `None` if another state is
+    /// wanted first.
     fn stand_again(&self, wanted: &watch::Receiver<Wanted>) -> Option<Candidacy> {
         let election = self.election.as_ref()?;
         retry(wanted, "this host cannot take part in the election yet", || {
-            let (secret, end) = (self.reload.opening().secrets.store, pin!(ended(wanted.clone())));
-            let candidacy = election.standing.open(&election.reported, secret, end)?;
+            let mut wanted = wanted.clone();
+            let other = async {
+                other_than(Wanted::Serve, &mut wanted).await;
+            };
+            let secret = self.reload.opening().secrets.store;
+            let candidacy = election.standing.open(&election.reported, secret, pin!(other))?;
             self.reload.set_election(candidacy.secret());
             self.control.set_released(Released::NotYet);
             Ok(candidacy)

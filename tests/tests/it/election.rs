@@ -2,7 +2,7 @@
 //! a host that no longer leads answers nothing.
 
 use blocker::Error;
-use cached_tests::daemon::wait_for;
+use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::ending::SetOnDrop;
 use cached_tests::http;
 use cached_tests::outside::text;
@@ -218,6 +218,33 @@ fn a_live_upgrade_of_the_leader_keeps_the_lead_at_its_host() {
     assert_eq!(code, 0, "{text}");
     let admin = pair.host(leader).admin.parse().expect("an address");
     wait_for("the next process ends", || (!is_listening(admin)).then_some(()));
+}
+
+/// A host that cannot take part again after an upgrade that has failed has nothing to hand over.
+#[test]
+fn an_upgrade_of_a_standby_does_not_wait_for_a_store_that_is_away() {
+    let store = pair::store();
+    let address = free_port();
+    let host = Daemon::start("cached", |_| {
+        format!(
+            "[process]\nupgrade_timeout_secs = 2\n[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
+             [objects.election]\nlease_secs = 1\n[objects.backend]\n{}[registry]\n{REGISTRY}\
+             [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n",
+            pair::backend(&store)
+        )
+    });
+    drop(store);
+    wait_for("no host leads", || http::get(&host.admin, "/readyz").1.contains("no host leads").then_some(()));
+    let mut asked = 0;
+    wait_for("two upgrades for which the host leaves the election", || {
+        let log = host.log();
+        // The new process waits for the store, until this one goes on.
+        if log.matches("the upgrade has failed").count() == asked {
+            host.signal(libc::SIGUSR2);
+            asked += 1;
+        }
+        (log.matches("has left the election").count() == 2).then_some(())
+    });
 }
 
 #[test]
