@@ -49,10 +49,25 @@ use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thread::{Election, ObjectThread};
 use tokio::sync::oneshot;
 use volumes::{VolumeService, VolumesOpening};
+
+/// The maximum time for closing a store, and for each other step of an end that nothing else limits.
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits until work on other threads is done, for at most [`STEP_TIMEOUT`]. Returns whether it is.
+fn is_done_in_time(is_done: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + STEP_TIMEOUT;
+    while !is_done() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
 
 /// The reason why the object cache cannot start, as a single line.
 #[derive(Debug, thiserror::Error)]
@@ -316,7 +331,7 @@ impl RunningObjects {
     /// Returns the usual upper limit on the duration of the shutdown.
     pub fn shutdown_time_max(&self) -> Duration {
         let ObjectThread { drain_timeout, flush_max, .. } = &self.thread;
-        2 * thread::STEP_TIMEOUT + drain_timeout.get() + flush_max.get()
+        2 * STEP_TIMEOUT + drain_timeout.get() + flush_max.get()
     }
 
     /// Requests the end, and waits until it is complete or `forced` is ready.

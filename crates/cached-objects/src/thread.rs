@@ -4,12 +4,12 @@
 
 pub use cached_config::ShutdownError;
 
-use super::ObjectsError;
 use super::election::{Candidacy, Reported, Standing, Waited};
 use super::http::HttpService;
 use super::open::{ObjectListener, ObjectSockets, OpenObjects, Parts, ReloadObjects};
 use super::volumes::VolumeService;
 use super::wanted::{Wanted, ended, other_than};
+use super::{ObjectsError, STEP_TIMEOUT, is_done_in_time};
 use blocker::Epoch;
 use blocker::executor::block_on;
 use blocker::metrics::Collect;
@@ -294,9 +294,6 @@ pub(super) fn retry<T>(
     }
 }
 
-/// The maximum time for closing the store.
-pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Closes the store, whatever the outcome of the shutdown.
 fn close_store(result: Result<(), ShutdownError>, store: Store) -> Result<(), ShutdownError> {
     let closed = store.close(STEP_TIMEOUT);
@@ -307,13 +304,9 @@ fn close_store(result: Result<(), ShutdownError>, store: Store) -> Result<(), Sh
 /// Waits until a dropped cache and its store are no longer in use: threads that are about to end
 /// and reports in progress may still use them for a moment.
 fn wait_until_unused(cache: Option<&WeakObjectCache>, store: &Weak<dyn Collect>) {
-    let deadline = Instant::now() + STEP_TIMEOUT;
-    while !(cache.is_none_or(WeakObjectCache::is_gone) && store.strong_count() == 0) {
-        if Instant::now() >= deadline {
-            tracing::warn!("the store is still in use; another process may be unable to open it");
-            return;
-        }
-        thread::sleep(Duration::from_millis(1));
+    let is_gone = || cache.is_none_or(WeakObjectCache::is_gone) && store.strong_count() == 0;
+    if !is_done_in_time(is_gone) {
+        tracing::warn!("the store is still in use; another process may be unable to open it");
     }
 }
 

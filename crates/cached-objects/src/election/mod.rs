@@ -18,8 +18,8 @@ pub(super) mod gate;
 mod report;
 mod settle;
 
-use super::ObjectsError;
 use super::wanted::{Wanted, other_than};
+use super::{ObjectsError, STEP_TIMEOUT, is_done_in_time};
 use crate::config::{BackendTable, ConfigError, ServiceConfig, election_address, is_elected};
 use blocker::{Blocker, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId};
 use cached_admin::{AdminServer, Health};
@@ -34,7 +34,7 @@ use settle::{OwnJournal, Unsettled};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use synapse::{Secret, SecretHandle};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -48,8 +48,6 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 const REQUESTS_MAX: usize = 4;
 /// The maximum time for closing the connection to the store.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The maximum time for a step of the end of a candidacy.
-const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The parameters for taking part in an election.
 #[derive(Clone)]
@@ -357,13 +355,8 @@ impl Candidacy {
         reported.clear();
         // The election ends with its last handle.
         drop((elector, requests));
-        let deadline = Instant::now() + STEP_TIMEOUT;
-        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
-            if Instant::now() >= deadline {
-                tracing::warn!("the election's store is still in use");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if !is_done_in_time(|| thread.as_ref().is_none_or(JoinHandle::is_finished)) {
+            tracing::warn!("the election's store is still in use");
         }
     }
 
