@@ -27,6 +27,8 @@ use tokio::task::JoinSet;
 
 /// The maximum time until a cache that is no longer used has closed its journal.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The delay between two looks at a cache that is about to end.
+const LOOK_DELAY: Duration = Duration::from_millis(1);
 
 /// The journal of this host, while no leader uses it.
 #[derive(Clone)]
@@ -136,7 +138,7 @@ impl OwnJournal {
             if Instant::now() >= deadline {
                 return Err(Unsettled::ForNow("it is still in use".into()));
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::time::sleep(LOOK_DELAY).await;
         }
         if stored == Ok(true) {
             let took_ms = began.elapsed().as_millis();
@@ -163,6 +165,11 @@ async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Uns
     // Not `store_all`, which leaves to the next process what the store does not accept.
     match flush_all(cache, limit).await {
         Ok(()) => {
+            // The recovery ends a little after its last object is stored; only then is the journal
+            // emptied.
+            while !cache.is_stored() {
+                tokio::time::sleep(LOOK_DELAY).await;
+            }
             close_stored_journal(cache).await;
             Ok(true)
         }
