@@ -11,9 +11,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::candidates::Candidates;
 use super::elector::{Cause, Elector, Leadership, Lease, Part, Shared, StepDown};
-use super::machine::{Blocks, Documents, Machine};
+use super::machine::{Blocks, Boxed, Documents, Machine};
 use super::{
-    Action, BlockElection, Candidate, Claimed, DocumentElection, LEASE_MIN, LeaderDocument, Role,
+    Action, BlockElection, Candidate, Claimed, DocumentElection, LEASE_MIN, LeaderDocument, Release, Role,
     check_epoch_time,
 };
 use crate::clock::BootClock;
@@ -151,13 +151,7 @@ impl<M: Machine> Driver<M> {
                 () = shared.was_fenced.notified() => self.fenced(Epoch(shared.fenced.load(Ordering::Acquire))),
                 request = self.parts.requests.recv() => match request {
                     Some(request) => self.step_down(request),
-                    None => {
-                        // The next process of this host must not meet an operation of this one.
-                        if operation.is_some() {
-                            output(&mut operation).await;
-                        }
-                        return Ok(());
-                    }
+                    None => return self.leave(operation).await,
                 },
                 reply = output(&mut operation) => {
                     operation = None;
@@ -179,6 +173,34 @@ impl<M: Machine> Driver<M> {
                     self.machine.look(self.parts.clock.now());
                 }
                 () = self.parts.clock.sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// Ends after the operation under way, which the next process of this host must not meet. If this
+    /// host has taken the lease, but does not lead yet, it releases the lease: the others need not
+    /// wait until it lapses.
+    async fn leave(mut self, mut operation: Option<Boxed<M::Reply>>) -> Result<()> {
+        loop {
+            if operation.is_some() {
+                let reply = output(&mut operation).await;
+                operation = None;
+                if self.machine.reply(self.parts.clock.now(), reply).is_err_and(|fault| fault.ends) {
+                    return Ok(());
+                }
+            }
+            let now = self.parts.clock.now();
+            if matches!(self.machine.role(now), Role::Taking(_)) {
+                self.machine.step_down(Release::Anyone, None);
+            }
+            if !self.machine.is_releasing() {
+                return Ok(());
+            }
+            match self.machine.next(now) {
+                Action::Do(op) => operation = Some(self.machine.execute(op)),
+                // No claim is made any more.
+                Action::Claim(_) => {}
+                Action::Wait(until) => self.parts.clock.sleep_until(until).await,
             }
         }
     }

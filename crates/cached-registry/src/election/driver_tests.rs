@@ -304,6 +304,32 @@ fn the_lease_is_renewed_while_a_claim_takes_long() {
 }
 
 #[test]
+fn a_host_that_cannot_lead_leaves_the_lease_to_the_others_at_once() {
+    let (mut world, a, b) = pair();
+    let c = world.add("c", FaultPlan::benign(3));
+    world.advance(LEASE);
+    world.hosts[b].claims.lock().answers = [Claimed::Unable].into();
+    world.step_down(a, Release::To("b".into())).unwrap();
+    assert_eq!(world.until_leading(c, LEASE / 5), Epoch(3));
+    assert_eq!(world.host(b).claims.lock().asked, [Epoch(2)]);
+}
+
+#[test]
+fn a_process_that_ends_while_it_takes_the_lease_releases_it() {
+    let (mut world, a, b) = pair();
+    let c = world.add("c", FaultPlan::benign(3));
+    world.advance(LEASE);
+    world.hosts[b].claims.lock().are_delayed = true;
+    world.step_down(a, Release::To("b".into())).unwrap();
+    world.until(b, LEASE / 5, |leadership| matches!(leadership.part, Part::Taking(Epoch(2))));
+    let Host { elector, running, .. } = world.hosts.remove(b);
+    drop(elector);
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(running.unwrap().as_mut().poll(&mut context).is_ready());
+    assert_eq!(world.until_leading(c - 1, LEASE / 5), Epoch(3));
+}
+
+#[test]
 fn lost_replies_and_errors_leave_one_leader() {
     for seed in 0..8 {
         let mut world = World::new();
