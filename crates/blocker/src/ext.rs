@@ -11,11 +11,12 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures_core::Stream;
 
+use crate::admission::{EPOCH_STEP_MAX, check_epoch_step};
 use crate::{
-    Blocker, ChangeReply, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, Durability,
-    Error, InfoRequest, ListEntry, ListReply, ListRequest, Namespace, ObjectId, ReadReply, ReadRequest,
-    Reply, ReplyFuture, Result, Segments, TruncateRequest, Version, WriteFullRequest, WriteRequest,
-    WriteRunsRequest, WriteZeroesRequest,
+    Blocker, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest,
+    DiscardRequest, Durability, Epoch, Error, InfoRequest, ListEntry, ListReply, ListRequest, Namespace,
+    ObjectId, ReadReply, ReadRequest, Reply, ReplyFuture, Result, Segments, TruncateRequest, Version,
+    WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 
 /// The maximum number of restarts of [`BlockerExt::read_range`] because the object changed during
@@ -82,6 +83,33 @@ pub trait BlockerExt: Blocker {
         /// Replaces the whole content with the content of another object:
         /// [`Change::Copy`](crate::Change::Copy).
         copy(CopyRequest);
+    }
+
+    /// Claims a scope like [`Blocker::claim`], even if the epoch is more than [`EPOCH_STEP_MAX`] above
+    /// the one in force: with as many claims of epochs in between as are necessary.
+    ///
+    /// # Errors
+    /// Those of [`Blocker::claim`]; then an epoch in between may be in force.
+    fn claim_in_steps(&self, request: ClaimRequest) -> impl Future<Output = Result<ClaimReply>> + Send {
+        async move {
+            loop {
+                let refused = match self.claim(request.clone()).await {
+                    Err(error @ Error::Invalid(_)) => error,
+                    claimed => return claimed,
+                };
+                let ask = ClaimRequest { call: request.call, ..ClaimRequest::ask(request.scope.clone()) };
+                let in_force = match self.claim(ask).await {
+                    Ok(reply) => reply.epoch,
+                    Err(Error::Fenced { epoch }) => epoch,
+                    Err(error) => return Err(error),
+                };
+                if check_epoch_step(in_force, request.epoch).is_ok() {
+                    return Err(refused);
+                }
+                let step = Epoch(in_force.0 + EPOCH_STEP_MAX);
+                self.claim(ClaimRequest { epoch: step, ..request.clone() }).await?;
+            }
+        }
     }
 
     /// Returns the whole content of an object.

@@ -21,7 +21,9 @@ mod settle;
 use super::wanted::{Wanted, other_than};
 use super::{ObjectsError, STEP_TIMEOUT, is_done_in_time};
 use crate::config::{BackendTable, ConfigError, ServiceConfig, election_address, is_elected};
-use blocker::{Blocker, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId};
+use blocker::{
+    Blocker, BlockerExt, ClaimRequest, Clock, Epoch, Error, Namespace, Scope, SystemClock, WriterId,
+};
 use cached_admin::{AdminServer, Health};
 use cached_config::{OpenOptions, Store, Waiting};
 use cached_core::object::{Leadership, ObjectCache};
@@ -285,7 +287,8 @@ impl Claims {
             {
                 let mut request = ClaimRequest::new(Scope::Namespace(namespace), epoch, self.writer);
                 request.call.deadline = Some(SystemClock.now() + CLAIM_TIMEOUT);
-                claims.spawn(self.store.claim(request).into_future());
+                let store = Arc::clone(&self.store);
+                claims.spawn(async move { store.claim_in_steps(request).await });
             }
             match claims.join_next().await {
                 None => break,
@@ -459,8 +462,9 @@ impl Candidacy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blocker::admission::EPOCH_STEP_MAX;
     use blocker::executor::block_on;
-    use blocker::{BlockerExt, Memory, WriteRequest};
+    use blocker::{Memory, WriteRequest};
 
     const OWN: WriterId = WriterId(1);
 
@@ -514,6 +518,20 @@ mod tests {
         let (claims, _is_storing) = claims(&store);
         assert_eq!(run(claims.clone().claim(Epoch(7))), Claimed::Fenced(Epoch(9)));
         assert_eq!(run(claims.claim(Epoch(10))), Claimed::Granted);
+    }
+
+    /// Another program may have taken its epochs from a clock, in one of the namespaces.
+    #[test]
+    fn an_epoch_far_above_those_of_other_namespaces_is_claimed_in_all_of_them() {
+        let store = store(&["high", "low"]);
+        let scope = Scope::Namespace(Namespace::copy_from(b"high").unwrap());
+        let high = Epoch(2 * EPOCH_STEP_MAX + 5);
+        run(store.claim_in_steps(ClaimRequest::new(scope, high, WriterId(2)))).unwrap();
+        let (claims, _is_storing) = claims(&store);
+        assert_eq!(run(claims.clone().claim(Epoch(1))), Claimed::Fenced(high));
+        let next = Epoch(high.0 + 1);
+        assert_eq!(run(claims.claim(next)), Claimed::Granted);
+        assert!(["high", "low"].iter().all(|name| in_force(&store, name) == next));
     }
 
     #[test]

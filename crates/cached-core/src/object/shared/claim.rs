@@ -5,7 +5,7 @@
 //! acknowledged that the store would refuse. Data that were read before the claim may have been
 //! changed by the previous writer, and are dropped.
 
-use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
+use blocker::{BlockerExt, ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
 
 use super::handle::Handle;
 use super::parts::StoreSide;
@@ -249,7 +249,7 @@ fn hold_renewed(shared: &Shared, namespace: &Namespace, epoch: Epoch) {
 
 async fn claim_below(store: &StoreSide, scope: &Scope, epoch: Epoch) -> Result<()> {
     let request = ClaimRequest::new(scope.clone(), epoch, store.epochs.writer);
-    match store.below.claim(request).await {
+    match store.below.claim_in_steps(request).await {
         Ok(_) => Ok(()),
         // The same writer may repeat the claim.
         Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
