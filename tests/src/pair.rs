@@ -90,10 +90,10 @@ impl Pair {
         pair
     }
 
-    /// Returns a pair of hosts that run already, or not yet, each at its address.
+    /// Returns a pair of hosts of `cached` that run already, or not yet, each at its address.
     #[must_use]
     pub fn of(hosts: [Option<Daemon>; 2], addresses: [SocketAddr; 2]) -> Pair {
-        Pair { hosts, addresses }
+        Pair { program: "cached", hosts, addresses }
     }
 
     /// Adds a host that did not run.
