@@ -2,7 +2,7 @@
 //! of a killed host is good for, and what becomes of it once another host has led.
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Durability, WriteRequest};
+use blocker::{BlockerExt, Durability, WriteRequest};
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::pair::{self, Client, NODES, Pair};
 use cached_tests::server::free_port;
