@@ -90,6 +90,10 @@ pub struct Options {
     /// The owner's name, which other owners see: usually a host and a port, from 1 to 200 bytes.
     /// After a crash an owner with the same name may open its volumes again without a takeover.
     pub owner: String,
+    /// Whether a volume that another owner has not released is opened all the same, and that owner
+    /// fenced off: for a host that leads an election, because the store refuses earlier leaders.
+    /// Default: false.
+    pub takes_over: bool,
     /// The way in which one writer at a time is enforced.
     pub fencing: Fencing,
     /// The durability of a volume's flushes that record no new object. *Journaled* suffices if the
@@ -116,6 +120,7 @@ impl Options {
         Self {
             prefix: prefix.to_owned(),
             owner: "local".to_owned(),
+            takes_over: false,
             fencing: Fencing::default(),
             flush_durability: Durability::Stored,
             records_at_once: false,

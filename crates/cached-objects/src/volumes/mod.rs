@@ -20,7 +20,7 @@ mod requests;
 mod routes;
 
 use super::{ListenerThreads, ObjectsError};
-use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable};
+use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable, is_elected};
 use blocker::{Blocker, WriteMode};
 use cached_admin::AdminServer;
 use cached_admin::sources::Shown;
@@ -139,6 +139,8 @@ impl VolumesOpening {
         };
         let mut options = Options::new(&self.volumes.prefix);
         (options.owner, options.flush_durability) = (owner, fua);
+        // What an earlier leader has not released is this one's.
+        options.takes_over = is_elected(objects);
         options.fencing = fencing(objects, cache);
         // Clients reconnect after a kill without knowing that the process was killed.
         options.records_at_once = self.volumes.record_at_once(objects);

@@ -179,7 +179,7 @@ pub(crate) fn check_owner(head: &Head, options: &Options, take_over: bool, delet
         return Err(Error::NoSuchVolume(format!("number {}", head.volume)));
     }
     match &head.owner {
-        Some(owner) if owner.name != options.owner && !take_over => {
+        Some(owner) if owner.name != options.owner && !take_over && !options.takes_over => {
             Err(Error::InUse { owner: owner.name.clone() })
         }
         _ => Ok(()),

@@ -133,7 +133,7 @@ fn discards_and_zeros_leave_holes_where_they_cover_whole_objects() {
 fn a_volume_in_use_elsewhere_is_refused_and_can_be_taken_over() {
     let store = Arc::new(Memory::default());
     let first = Volumes::new(Arc::clone(&store) as _, stamped("one")).unwrap();
-    let second = Volumes::new(store, stamped("two")).unwrap();
+    let second = Volumes::new(Arc::clone(&store) as _, stamped("two")).unwrap();
     block_on(first.create("a", 8 * OBJECT, small())).unwrap();
     let disk = opened(&first, "a");
     written(&disk, 0, b"first");
@@ -148,6 +148,13 @@ fn a_volume_in_use_elsewhere_is_refused_and_can_be_taken_over() {
     }
     assert!(matches!(block_on(disk.flush()), Err(Error::Fenced { .. })));
     assert_eq!(bytes(&taken, 0, 5), b"first");
+    // As the leader of an election does.
+    let third = Volumes::new(store, Options { takes_over: true, ..stamped("three") }).unwrap();
+    assert_eq!(bytes(&opened(&third, "a"), 0, 5), b"first");
+    assert!(matches!(
+        block_on(second.snapshot("a", "late")),
+        Err(Error::InUse { .. } | Error::Fenced { .. })
+    ));
 }
 
 #[test]
