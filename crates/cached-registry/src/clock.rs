@@ -1,10 +1,10 @@
 //! The clock of leases.
 
-use std::time::Duration;
-
 use blocker::clock::Sleep;
 use blocker::{Clock, SystemClock, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
+
+const NANOS_PER_SEC: u64 = 1_000_000_000;
 
 /// The time since this host has started, including the time for which it was suspended:
 /// `CLOCK_BOOTTIME`.
@@ -17,10 +17,9 @@ pub(crate) struct BootClock;
 
 impl Clock for BootClock {
     fn now(&self) -> Timestamp {
+        // Neither part is ever negative.
         let now = clock_gettime(ClockId::Boottime);
-        let secs = u64::try_from(now.tv_sec).unwrap_or(0);
-        let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);
-        Timestamp::default() + Duration::new(secs, nanos)
+        Timestamp(now.tv_sec as u64 * NANOS_PER_SEC + now.tv_nsec as u64)
     }
 
     /// After a suspension the sleep may end late.
@@ -33,6 +32,7 @@ impl Clock for BootClock {
 mod tests {
     use super::*;
     use blocker::executor::block_on;
+    use std::time::Duration;
 
     #[test]
     fn a_sleep_ends_when_its_time_has_come() {

@@ -2,9 +2,9 @@
 //! no longer leads.
 //!
 //! Each request checks the lease first. If the answer is not ready at once, the lease is checked
-//! again when it is: an answer counts for a moment at which the lease held. Changes that the store
-//! has accepted count in any case, because the store accepts none of a leader that has been
-//! replaced.
+//! again when it is: an answer counts for a moment at which the lease held, also one that refuses the
+//! request because of the content. Changes that the store has accepted count in any case, because the
+//! store accepts none of a leader that has been replaced.
 
 use blocker::{
     Blocker, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Durability, Error, FlushReply,
@@ -30,23 +30,26 @@ impl Gate {
         Gate { below, holds }
     }
 
-    /// Makes a request if this host leads. `late` is the result of an answer that comes after the
-    /// leadership.
+    /// Makes a request if this host leads. `late` turns an answer that comes after the leadership into
+    /// the one for the client.
     fn pass<T: Send + 'static>(
         &self,
         request: impl FnOnce(&dyn Blocker) -> Reply<T>,
-        late: impl FnOnce(T) -> Result<T> + Send + 'static,
+        late: impl FnOnce(Result<T>) -> Result<T> + Send + 'static,
     ) -> Reply<T> {
         if !(self.holds)() {
             return Reply::err(Error::Retryable(NO_LONGER.into()));
         }
-        match request(&*self.below) {
-            Reply::Ready(answer) => Reply::Ready(answer.map_err(replaced)),
+        let reply = request(&*self.below);
+        match reply {
+            // A hit is not moved once more.
+            Reply::Ready(Ok(_)) => reply,
+            Reply::Ready(Err(error)) => Reply::err(replaced(error)),
             Reply::Pending(answer) => {
                 let holds = Arc::clone(&self.holds);
                 Reply::pending(async move {
-                    let answer = answer.await.map_err(replaced)?;
-                    if holds() { Ok(answer) } else { late(answer) }
+                    let answer = answer.await.map_err(replaced);
+                    if holds() { answer } else { late(answer) }
                 })
             }
         }
@@ -62,15 +65,22 @@ fn replaced(error: Error) -> Error {
 }
 
 /// Refuses an answer that says what the content is, or was.
-fn refused<T>(_: T) -> Result<T> {
+fn refused<T>(_: Result<T>) -> Result<T> {
     Err(Error::Retryable(NO_LONGER.into()))
 }
 
 /// Accepts the answer to a change only if the store has the change.
-fn stored(reply: ChangeReply) -> Result<ChangeReply> {
-    match reply.durability >= Durability::Stored {
-        true => Ok(reply),
-        false => Err(Error::OutcomeUnknown(NO_LONGER.into())),
+fn stored(answer: Result<ChangeReply>) -> Result<ChangeReply> {
+    match answer {
+        Ok(reply) if reply.durability >= Durability::Stored => Ok(reply),
+        // What only the cache has is lost with it, but the store may have the change.
+        Ok(_) | Err(Error::NotStored(_) | Error::WritesLost(_) | Error::OutcomeUnknown(_)) => {
+            Err(Error::OutcomeUnknown(NO_LONGER.into()))
+        }
+        Err(
+            error @ (Error::Missing | Error::Exists | Error::ConditionFailed { .. } | Error::Mismatch { .. }),
+        ) => refused(Err(error)),
+        Err(error) => Err(error),
     }
 }
 
@@ -95,7 +105,7 @@ impl Blocker for Gate {
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
         // The store has everything that the flush covers.
-        self.pass(|below| below.flush(request), Ok)
+        self.pass(|below| below.flush(request), |answer| answer)
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
@@ -132,9 +142,7 @@ mod tests {
 
     impl Store {
         fn answer<T: Send + Unpin + 'static>(&self, reply: Reply<T>) -> Reply<T> {
-            if let Some(error) = self.fails.lock().take() {
-                return Reply::err(error);
-            }
+            let reply = self.fails.lock().take().map_or(reply, Reply::err);
             let Some(slow) = self.slow.clone() else { return reply };
             Reply::pending(async move {
                 let answer = reply.await;
@@ -232,6 +240,33 @@ mod tests {
             }
             assert_eq!(answers[4], Ok(()), "a flush whose data the store has succeeds also after the lease");
         }
+    }
+
+    #[test]
+    fn an_error_that_comes_after_the_lease_says_neither_what_the_content_is_nor_that_a_change_is_undone() {
+        let retryable = Error::Retryable(NO_LONGER.into());
+        let unknown = Error::OutcomeUnknown(NO_LONGER.into());
+        let late = |error: Error| {
+            let slow = Arc::new(Notify::new());
+            let (gate, store, clock) = gate(Some(Arc::clone(&slow)), Durability::Stored);
+            *store.fails.lock() = Some(error.clone());
+            let change = gate.change(ChangeRequest::from(WriteRequest::new(id(), 0, b"x")));
+            *store.fails.lock() = Some(error);
+            let read = gate.read(ReadRequest::new(id(), 0, 1));
+            clock.advance(Duration::from_secs(10));
+            slow.notify_one();
+            let change = block_on(change).map(drop).unwrap_err();
+            slow.notify_one();
+            (change, block_on(read).map(drop).unwrap_err())
+        };
+        for error in [Error::Missing, Error::Exists] {
+            assert_eq!(late(error), (retryable.clone(), retryable.clone()));
+        }
+        for error in [Error::WritesLost("x".into()), Error::NotStored("x".into())] {
+            assert_eq!(late(error), (unknown.clone(), retryable.clone()));
+        }
+        let denied = Error::Denied("x".into());
+        assert_eq!(late(denied.clone()), (denied, retryable));
     }
 
     #[test]

@@ -31,14 +31,18 @@ impl Lease {
     /// while the process is stopped or the host is suspended.
     #[must_use]
     pub fn holds(&self) -> bool {
-        !self.remaining().is_zero()
+        self.clock.now() < self.until()
     }
 
     /// Returns the time for which this host still leads without a further renewal; zero if it does
     /// not lead.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        Timestamp(self.until.load(Ordering::Acquire)).since(self.clock.now())
+        self.until().since(self.clock.now())
+    }
+
+    fn until(&self) -> Timestamp {
+        Timestamp(self.until.load(Ordering::Acquire))
     }
 
     pub(super) fn extend(&self, until: Timestamp) {
