@@ -16,6 +16,9 @@ pub const DEADLINE: Duration = Duration::from_secs(240);
 /// The token of the admin listener of every [`Daemon`].
 pub const TOKEN: &str = "0123456789abcdef0123";
 
+/// Variables of a program's environment.
+pub type Environment = Vec<(&'static str, PathBuf)>;
+
 /// Waits until `get` returns something, and returns it.
 ///
 /// # Panics
@@ -46,6 +49,8 @@ pub struct Daemon {
     child: Child,
     /// The directory of its configuration, log and sockets.
     dir: tempfile::TempDir,
+    /// Variables of its environment.
+    environment: Environment,
     /// The address of its admin listener.
     pub admin: String,
 }
@@ -58,7 +63,20 @@ impl Daemon {
     /// # Panics
     /// If the program does not start, with its log.
     pub fn start(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
-        let mut daemon = Daemon::spawn(program, configuration);
+        Daemon::start_in(Environment::new(), program, configuration)
+    }
+
+    /// Starts a program like [`start`](Self::start), with further variables in its environment, also
+    /// after a restart.
+    ///
+    /// # Panics
+    /// If the program does not start, with its log.
+    pub fn start_in(
+        environment: Environment,
+        program: &str,
+        configuration: impl FnOnce(&str) -> String,
+    ) -> Daemon {
+        let mut daemon = Daemon::spawn_in(environment, program, configuration);
         daemon.wait_until_started();
         daemon
     }
@@ -81,8 +99,9 @@ impl Daemon {
         let mut ended = self;
         wait_for("the end", || ended.child.try_wait().expect("a child"));
         let dir = std::mem::replace(&mut ended.dir, tempfile::tempdir().expect("a temporary directory"));
+        let environment = std::mem::take(&mut ended.environment);
         drop(ended);
-        let mut daemon = Daemon::launch(program, dir);
+        let mut daemon = Daemon::launch(environment, program, dir);
         daemon.wait_until_started();
         daemon
     }
@@ -92,6 +111,14 @@ impl Daemon {
     /// # Panics
     /// If the program does not start, with its log.
     pub fn spawn(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
+        Daemon::spawn_in(Environment::new(), program, configuration)
+    }
+
+    fn spawn_in(
+        environment: Environment,
+        program: &str,
+        configuration: impl FnOnce(&str) -> String,
+    ) -> Daemon {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let place = dir.path().display().to_string();
         let token = dir.path().join("token");
@@ -101,22 +128,23 @@ impl Daemon {
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("{text}\n{admin}")).expect("a configuration");
-        Daemon::launch(program, dir)
+        Daemon::launch(environment, program, dir)
     }
 
     /// Starts a program in a directory with its configuration, and waits for its admin listener.
-    fn launch(program: &str, dir: tempfile::TempDir) -> Daemon {
+    fn launch(environment: Environment, program: &str, dir: tempfile::TempDir) -> Daemon {
         let file = dir.path().join("config.toml");
         let log = File::create(dir.path().join("log")).expect("a log");
         let mut command = Command::new(workspace_programs().join(program));
         command.arg("--config").arg(&file).stdin(Stdio::null());
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         if program == "cached" {
             command.arg("-s").arg(dir.path().join("memcached"));
         }
         command.stdout(log.try_clone().expect("a log")).stderr(log);
         kill_with_thread(&mut command);
         let child = command.spawn().unwrap_or_else(|error| panic!("{program}: {error}"));
-        let mut daemon = Daemon { child, dir, admin: String::new() };
+        let mut daemon = Daemon { child, dir, environment, admin: String::new() };
         let path = daemon.path("log");
         daemon.admin = wait_for("the admin listener", || {
             let ended = daemon.child.try_wait().expect("a child").is_some();

@@ -25,6 +25,8 @@
 //! | [`warm`] | kill -9 of the real process with a memory file, and what each key may show after it |
 //! | [`upgrade`] | new processes that take over from running ones under load |
 //! | [`virtual_machine`] | a Debian guest under emulation that boots from a volume of `cached` |
+//! | [`small_disk`] | a file system that a test fills |
+//! | [`time_of_day`] | programs whose time of day a test sets |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
 //! | [`pair`] | two hosts that elect the one that serves |
 //! | [`ending`] | flags that end threads, also where a test fails |
@@ -74,7 +76,9 @@ pub mod s3;
 pub mod script;
 pub mod server;
 pub mod site;
+pub mod small_disk;
 pub mod suite;
+pub mod time_of_day;
 pub mod tls;
 pub mod udp;
 pub mod upgrade;

@@ -1,7 +1,7 @@
 //! Hosts of `cached`, or of `synapsed`, that share a store and elect the one that writes to it: a pair
 //! over one `synapsed` on files, unless a test brings another store or registry.
 
-use crate::daemon::{Daemon, wait_for};
+use crate::daemon::{Daemon, Environment, wait_for};
 use crate::http;
 use crate::object_client;
 use crate::server::free_port;
@@ -23,6 +23,19 @@ pub struct Pair {
     hosts: [Option<Daemon>; 2],
     /// The addresses at which the hosts serve objects while they lead.
     pub addresses: [SocketAddr; 2],
+}
+
+/// What differs between the hosts of a pair.
+#[derive(Debug, Default)]
+pub struct Host {
+    /// The lines of the store's table.
+    pub backend: String,
+    /// The lines of `[registry]`.
+    pub registry: String,
+    /// Further tables, in which PLACE is the host's directory.
+    pub more: String,
+    /// Variables of the program's environment.
+    pub environment: Environment,
 }
 
 /// Starts a `synapsed` on files, the store of a pair.
@@ -54,11 +67,12 @@ impl Pair {
     /// If they do not start, or none leads.
     #[must_use]
     pub fn start(lease_secs: u64, backend: &str, registry: &str, objects: &str) -> Pair {
-        Pair::start_each("cached", lease_secs, |_| (backend.to_owned(), registry.to_owned()), objects)
+        let host = |_| Host { backend: backend.into(), registry: registry.into(), ..Host::default() };
+        Pair::start_each("cached", lease_secs, host, objects)
     }
 
-    /// Starts two hosts like [`start`](Self::start), of `program`, `cached` or `synapsed`; `tables`
-    /// returns the lines of the store's table and of `[registry]` of each.
+    /// Starts two hosts like [`start`](Self::start), of `program`, `cached` or `synapsed`, each as
+    /// `host` returns it.
     ///
     /// # Panics
     /// If they do not start, or none leads.
@@ -66,26 +80,27 @@ impl Pair {
     pub fn start_each(
         program: &'static str,
         lease_secs: u64,
-        tables: impl Fn(usize) -> (String, String),
+        host: impl Fn(usize) -> Host,
         objects: &str,
     ) -> Pair {
         let store = if program == "synapsed" { "backend" } else { "objects.backend" };
         let addresses = [free_port(), free_port()];
-        let host = |host: usize| {
-            let (node, address) = (NODES[host], addresses[host]);
-            let (backend, registry) = tables(host);
-            let daemon = Daemon::start(program, |_| {
+        let start = |number: usize| {
+            let (node, address) = (NODES[number], addresses[number]);
+            let Host { backend, registry, more, environment } = host(number);
+            let daemon = Daemon::start_in(environment, program, |place| {
+                let more = more.replace("PLACE", place);
                 format!(
                     "[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
                      dirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"256 KiB\"\n{objects}\n\
                      [objects.election]\nnode = \"{node}\"\nlease_secs = {lease_secs}\n\
                      [{store}]\n{backend}\n[registry]\n{registry}\n\
-                     [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
+                     [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n{more}"
                 )
             });
             Some(daemon)
         };
-        let pair = Pair { program, hosts: [host(0), host(1)], addresses };
+        let pair = Pair { program, hosts: [start(0), start(1)], addresses };
         pair.leader();
         pair
     }

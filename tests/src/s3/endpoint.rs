@@ -110,12 +110,16 @@ impl Endpoint {
     /// If the endpoint does not start.
     pub fn start(kind: Kind, test: &str, parent: &Path) -> Option<Self> {
         match kind {
-            Kind::Versitygw => Self::versitygw(test, parent),
+            Kind::Versitygw => Self::versitygw_in(parent, test, parent),
             Kind::Radosgw => Self::radosgw(test, parent),
         }
     }
 
-    fn versitygw(test: &str, parent: &Path) -> Option<Self> {
+    /// Starts versitygw like [`start`](Self::start), with its objects in the directory `place`.
+    ///
+    /// # Panics
+    /// If the endpoint does not start.
+    pub fn versitygw_in(place: &Path, test: &str, parent: &Path) -> Option<Self> {
         let Some(program) = find_versitygw(parent) else {
             skip(
                 test,
@@ -125,7 +129,7 @@ impl Endpoint {
         };
         // On disk, because an object's metadata are in extended attributes, which a tmpfs of older
         // kernels lacks.
-        let dir = tempfile::Builder::new().prefix("versitygw").tempdir_in(parent).expect("a directory");
+        let dir = tempfile::Builder::new().prefix("versitygw").tempdir_in(place).expect("a directory");
         // versitygw mistakes a path that is a prefix of another one for its parent directory.
         let place = |name: &str| {
             let path = dir.path().join(name);

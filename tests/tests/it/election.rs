@@ -6,7 +6,7 @@ use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::ending::SetOnDrop;
 use cached_tests::http;
 use cached_tests::outside::text;
-use cached_tests::pair::{self, Client, NODES, Pair, is_listening};
+use cached_tests::pair::{self, Client, Host, NODES, Pair, is_listening};
 use cached_tests::program::workspace_programs;
 use cached_tests::reference;
 use cached_tests::server::free_port;
@@ -92,6 +92,38 @@ fn one_host_serves_and_the_other_takes_over_with_all_that_is_stored() {
     assert!(pair.report(standby)["epoch"].as_u64() > Some(epoch));
     // Not asserted, because the machine may be busy.
     println!("a takeover after a kill took {took:?}, with a lease of {ENDING_SECS} s");
+}
+
+#[test]
+fn hosts_elect_by_a_disk_that_they_share() {
+    let (store, dir) = (pair::store(), tempfile::tempdir().expect("a directory"));
+    let path = dir.path().join("registry");
+    let host = |host: usize| Host {
+        backend: pair::backend(&store),
+        registry: format!(
+            "kind = \"disk\"\npath = \"{}\"\nnodes = 2\nnode = {host}\ncreate = true\n",
+            path.display()
+        ),
+        ..Host::default()
+    };
+    let mut pair = Pair::start_each("cached", ENDING_SECS, host, BACK);
+    let leader = pair.leader();
+    let standby = 1 - leader;
+    let client = pair.client(leader);
+    client.write("ns/a", b"stored").expect("it is written");
+    client.flush().expect("it is stored");
+    wait_for("the standby knows the leader by its name", || {
+        (pair.report(standby)["leader"]["node"] == NODES[leader]).then_some(())
+    });
+    assert!(!is_listening(pair.addresses[standby]));
+
+    let (code, text) = pair.host(leader).cachectl(&["leader", "prefer", NODES[standby]]);
+    assert_eq!(code, 0, "{text}");
+    pair.wait_for_leader(standby);
+    assert_eq!(pair.client(standby).read("ns/a"), Ok(Some(b"stored".to_vec())));
+    pair.kill(standby);
+    pair.wait_for_leader(leader);
+    assert_eq!(pair.client(leader).read("ns/a"), Ok(Some(b"stored".to_vec())));
 }
 
 #[test]
@@ -251,11 +283,13 @@ fn an_upgrade_of_a_standby_does_not_wait_for_a_store_that_is_away() {
 fn a_pair_of_synapsed_steps_down_restarts_and_takes_over_like_one_of_cached() {
     let store = pair::store();
     let http = [free_port(), free_port()];
-    let tables = |host: usize| {
-        let listener = format!("[objects.http]\nlisten = [\"{}\"]\nthreads = 1\n", http[host]);
-        (pair::backend(&store), format!("{REGISTRY}{listener}"))
+    let host = |host: usize| Host {
+        backend: pair::backend(&store),
+        registry: REGISTRY.into(),
+        more: format!("[objects.http]\nlisten = [\"{}\"]\nthreads = 1\n", http[host]),
+        ..Host::default()
     };
-    let mut pair = Pair::start_each("synapsed", ENDING_SECS, tables, BACK);
+    let mut pair = Pair::start_each("synapsed", ENDING_SECS, host, BACK);
     let first = pair.leader();
     let second = 1 - first;
     assert!(is_listening(http[first]), "the leader serves HTTP");

@@ -7,9 +7,9 @@
 //! Here, holes are punched into unused segments, and the rest of the file system is filled.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,40 +25,11 @@ use cached_tests::kill9::process::Place;
 use cached_tests::outside::skip;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::site::{Daemon, Running, Site, metric, wait_for};
+use cached_tests::small_disk::SmallDisk;
 use synapse::SynapseBlocker;
 
 const SEGMENTS: u64 = 10;
 const WRITERS: usize = 3;
-
-/// A small file system. Dropping this value unmounts it.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn new(path: &Path, mib: u64) -> Option<Self> {
-        std::fs::create_dir(path).expect("a directory");
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(path);
-        command.output().is_ok_and(|output| output.status.success()).then(|| Self(path.into()))
-    }
-
-    /// Fills the file system to its last block.
-    fn fill(&self) {
-        let mut ballast = File::create(self.0.join("ballast")).expect("a file");
-        while ballast.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    fn make_room(&self) {
-        std::fs::remove_file(self.0.join("ballast")).expect("the ballast");
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        // This fails if a process still has a file open there; a detached file system disappears
-        // with that process.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
-    }
-}
 
 /// Frees the blocks of all segments without a header.
 fn punch_holes(journal: &Path) -> usize {
@@ -89,11 +60,11 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
         return;
     }
     let directory = kill9::directory(Path::new(env!("CARGO_TARGET_TMPDIR")), "journal-disk");
-    let Some(mount) = Mount::new(&directory.join("disk"), SEGMENTS + 3) else {
+    let Some(mount) = SmallDisk::mount(&directory.join("disk"), SEGMENTS + 3) else {
         return skip(TEST, "a tmpfs cannot be mounted here");
     };
     let place = Place::new(&directory, &Program::under_test().path);
-    let journal = mount.0.join("journal");
+    let journal = mount.path().join("journal");
     place.configure(&format!(
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\n\
          dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\ndirty_age_ms_max = 100\n\

@@ -97,7 +97,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let lines = self.head.lines().filter_map(|line| line.split_once(": "));
         lines.filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
     }
@@ -106,7 +106,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    fn etag(&self) -> String {
+    pub(crate) fn etag(&self) -> String {
         self.header("etag").unwrap_or_else(|| panic!("no ETag: {self:?}")).to_owned()
     }
 }

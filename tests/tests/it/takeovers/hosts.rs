@@ -1,22 +1,28 @@
 //! A pair of hosts with the store and the registry that they share, each behind relays.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use cached_tests::ceph::Cluster;
 use cached_tests::daemon::{Daemon, wait_for, write_secret};
 use cached_tests::outside::{find_program, kill_with_thread, skip};
-use cached_tests::pair::Pair;
+use cached_tests::pair::{Host, NODES, Pair};
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
 use cached_tests::server::{bring_up, free_port, is_up};
+use cached_tests::small_disk::SmallDisk;
+use cached_tests::time_of_day::TimeOfDay;
 
 use super::relay::Relay;
 
 /// The lease.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
+/// The volume of the hosts.
+pub(crate) const VOLUME: &str = "disk";
+/// The size of the file system that contains the store.
+const DISK_MIB: u64 = 96;
 
 /// The store that the hosts share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,28 +39,39 @@ pub(crate) enum By {
     Etcd,
 }
 
-/// The running store.
+/// The running store. A store in files has a file system of its own, if this machine lets tests mount
+/// one.
 enum Behind {
-    Synapsed { address: SocketAddr, _daemon: Daemon },
+    Synapsed { address: SocketAddr, _daemon: Daemon, disk: Option<SmallDisk>, _dir: tempfile::TempDir },
     Rados(Cluster),
-    Versitygw { _endpoint: Endpoint, address: SocketAddr, keys: tempfile::TempDir },
+    Versitygw { address: SocketAddr, _endpoint: Endpoint, keys: tempfile::TempDir, disk: Option<SmallDisk> },
 }
 
 /// The hosts, and all that they use.
 pub(crate) struct Hosts {
     pub(crate) pair: Pair,
+    /// Where the hosts serve objects over HTTP while they lead.
+    http: [SocketAddr; 2],
+    times_of_day: [TimeOfDay; 2],
     behind: Behind,
     /// Each host's way to the store, unless it is a cluster.
     to_store: Option<[Relay; 2]>,
-    _etcd: Option<Etcd>,
+    etcd: Option<Etcd>,
     to_etcd: Option<[Relay; 2]>,
+}
+
+/// Where clients reach the hosts.
+pub(crate) struct Ways {
+    pub(crate) objects: [String; 2],
+    pub(crate) http: [String; 2],
+    pub(crate) volumes: [PathBuf; 2],
 }
 
 /// One etcd.
 struct Etcd {
     child: Child,
-    address: SocketAddr,
-    _dir: tempfile::TempDir,
+    port: u16,
+    dir: tempfile::TempDir,
 }
 
 impl Etcd {
@@ -64,27 +81,38 @@ impl Etcd {
             return None;
         }
         let dir = tempfile::tempdir().expect("a directory");
-        let (child, address) = bring_up("etcd", |port| {
-            let url = format!("http://127.0.0.1:{port}");
-            let log = std::fs::File::create(dir.path().join("log")).expect("a log");
-            let mut command = Command::new("etcd");
-            command.arg("--data-dir").arg(dir.path().join("data"));
-            command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-            command.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
-            command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
-            kill_with_thread(&mut command);
-            let mut child = command.spawn().expect("etcd runs");
-            is_up(&mut child, port).then(|| (child, SocketAddr::from(([127, 0, 0, 1], port))))
-        });
-        Some(Self { child, address, _dir: dir })
+        let (child, port) = bring_up("etcd", |port| Some((Self::spawn(dir.path(), port)?, port)));
+        Some(Self { child, port, dir })
+    }
+
+    /// Starts the program, and waits until it listens; `None` if it ends instead.
+    fn spawn(dir: &Path, port: u16) -> Option<Child> {
+        let url = format!("http://127.0.0.1:{port}");
+        let log = std::fs::File::create(dir.join("log")).expect("a log");
+        let mut command = Command::new("etcd");
+        command.arg("--data-dir").arg(dir.join("data"));
+        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+        command.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        kill_with_thread(&mut command);
+        let mut child = command.spawn().expect("etcd runs");
+        is_up(&mut child, port).then_some(child)
+    }
+
+    fn kill(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn restart(&mut self) {
+        self.child = Self::spawn(self.dir.path(), self.port).expect("etcd starts again");
     }
 }
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -99,28 +127,33 @@ impl Behind {
         let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
         Some(match store {
             Store::Synapsed => {
-                let address = free_port();
-                let daemon = Daemon::start("synapsed", |place| {
+                let (address, dir) = (free_port(), tempfile::tempdir().expect("a directory"));
+                let place = dir.path().join("disk");
+                let disk = SmallDisk::mount(&place, DISK_MIB);
+                let daemon = Daemon::start("synapsed", |_| {
+                    let place = place.display();
                     format!(
                         "backend = {{ kind = \"file\", path = \"{place}/store\", create = true }}\n\
                          [synapse]\nlisten = [\"{address}\"]\n"
                     )
                 });
-                Self::Synapsed { address, _daemon: daemon }
+                Self::Synapsed { address, _daemon: daemon, disk, _dir: dir }
             }
             Store::Rados => Self::Rados(Cluster::in_memory(test, parent)?),
             Store::Versitygw => {
-                let endpoint = Endpoint::start(Kind::Versitygw, test, parent)?;
+                let keys = tempfile::tempdir().expect("a directory");
+                let place = keys.path().join("disk");
+                let disk = SmallDisk::mount(&place, DISK_MIB);
+                let endpoint = Endpoint::versitygw_in(&place, test, parent)?;
                 let user = User::new(Kind::Versitygw, "owner", 0);
                 endpoint.add(&user);
                 let bucket = Request { method: "PUT", path: "/objects".into(), ..Request::default() };
                 let made = Connection::to(endpoint.url()).ask(&bucket, &user).expect("an answer");
                 assert_eq!(made.status, 200, "{made:?}");
-                let keys = tempfile::tempdir().expect("a directory");
                 let (id, secret) = (&user.access_key, &user.secret_key);
                 let text = format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
                 write_secret(&keys.path().join("credentials"), &text);
-                Self::Versitygw { address: address_of(endpoint.url()), _endpoint: endpoint, keys }
+                Self::Versitygw { address: address_of(endpoint.url()), _endpoint: endpoint, keys, disk }
             }
         })
     }
@@ -167,8 +200,10 @@ impl Hosts {
         };
         let relays = |to: SocketAddr| [Relay::to(to), Relay::to(to)];
         let to_store = behind.address().map(relays);
-        let to_etcd = etcd.as_ref().map(|etcd| relays(etcd.address));
-        let tables = |host: usize| {
+        let to_etcd = etcd.as_ref().map(|etcd| relays(SocketAddr::from(([127, 0, 0, 1], etcd.port))));
+        let http = [free_port(), free_port()];
+        let times_of_day = [TimeOfDay::new(), TimeOfDay::new()];
+        let host = |host: usize| {
             let backend = behind.keys(to_store.as_ref().map(|relays| &relays[host]));
             let registry = match &to_etcd {
                 Some(relays) => format!(
@@ -177,11 +212,28 @@ impl Hosts {
                 ),
                 None => "kind = \"store\"\ntimeout_ms = 1000\npoll_ms = 200\n".into(),
             };
-            (backend, registry)
+            // As on two machines, each host has a name of its own as the owner of volumes.
+            let more = format!(
+                "[objects.http]\nlisten = [\"{}\"]\nthreads = 1\n[volumes]\nowner = \"{}\"\n\
+                 [nbd]\nlisten = [\"unix:PLACE/nbd\"]\nthreads = 1\n",
+                http[host], NODES[host]
+            );
+            Host { backend, registry, more, environment: times_of_day[host].environment() }
         };
         let pair =
-            Pair::start_each("cached", LEASE.as_secs(), tables, "write = \"back\"\ndirty_age_ms_max = 300\n");
-        Some(Self { pair, behind, to_store, _etcd: etcd, to_etcd })
+            Pair::start_each("cached", LEASE.as_secs(), host, "write = \"back\"\ndirty_age_ms_max = 300\n");
+        let (code, said) = pair.host(pair.leader()).cachectl(&["volume", "create", VOLUME, "1M"]);
+        assert_eq!(code, 0, "{said}");
+        Some(Self { pair, http, times_of_day, behind, to_store, etcd, to_etcd })
+    }
+
+    /// Returns where clients reach the hosts.
+    pub(crate) fn ways(&self) -> Ways {
+        Ways {
+            objects: self.pair.addresses.map(|address| address.to_string()),
+            http: self.http.map(|address| address.to_string()),
+            volumes: [0, 1].map(|host| self.pair.host(host).path("nbd")),
+        }
     }
 
     /// Returns the last lines of both logs, to be shown if a round fails.
@@ -226,6 +278,19 @@ impl Hosts {
         }
     }
 
+    /// Returns the file system of the store, if it has one of its own.
+    pub(crate) fn disk(&self) -> Option<&SmallDisk> {
+        match &self.behind {
+            Behind::Synapsed { disk, .. } | Behind::Versitygw { disk, .. } => disk.as_ref(),
+            Behind::Rados(_) => None,
+        }
+    }
+
+    /// Returns the time of day of a host.
+    pub(crate) fn time_of_day(&self, host: usize) -> &TimeOfDay {
+        &self.times_of_day[host]
+    }
+
     /// Makes the registry, and the store if it is in the store, unreachable for `time`.
     pub(crate) fn without_registry(&self, time: Duration) {
         match (&self.to_etcd, &self.to_store) {
@@ -236,6 +301,15 @@ impl Hosts {
             }
             (None, None) => self.pause_cluster(time),
         }
+    }
+
+    /// Ends the registry, and starts it again after `time`; if it is in the store, the store is
+    /// unreachable meanwhile.
+    pub(crate) fn restart_registry(&mut self, time: Duration) {
+        let Some(etcd) = &mut self.etcd else { return self.without_registry(time) };
+        etcd.kill();
+        std::thread::sleep(time);
+        etcd.restart();
     }
 
     /// Stops the cluster's OSD for `time`.

@@ -10,6 +10,8 @@
 //!   same: then no other cache has taken over;
 //! - was written, and not refused.
 //!
+//! A client of a volume and one of objects over HTTP check the same of what they write (`others`).
+//!
 //! Of two hosts, only one answers at a time: if answers of both alternate, each change takes a new
 //! leadership.
 
@@ -26,7 +28,11 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use synapse::{Addresses, ClientConfig, SynapseBlocker};
 
-const OBJECT_BYTES: usize = 4096;
+use super::hosts::Ways;
+use super::others;
+
+/// The size of objects and of blocks of the volume.
+pub(super) const BLOCK_BYTES: usize = 4096;
 const REGISTERS: u64 = 6;
 /// The pause between two reads of a host by itself; they do not wait for each other, so that some
 /// wait in the socket of a host that is stopped.
@@ -39,10 +45,10 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 /// The load on a pair, and what it has seen.
 pub(crate) struct Load {
     shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     registers: Vec<Register>,
     /// The addresses of the hosts.
     hosts: [String; 2],
@@ -50,7 +56,7 @@ struct Shared {
     faults: Mutex<Vec<String>>,
     /// The hosts' own answers: the host, the times of request and answer.
     answers: Mutex<Vec<(usize, Instant, Instant)>>,
-    counts: Counts,
+    pub(super) counts: Counts,
 }
 
 struct Register {
@@ -76,14 +82,38 @@ pub(crate) struct Counts {
     pub(crate) refused: AtomicU64,
     pub(crate) reads: AtomicU64,
     pub(crate) own_reads: AtomicU64,
+    pub(crate) volume_flushed: AtomicU64,
+    pub(crate) volume_reads: AtomicU64,
+    pub(crate) http_stored: AtomicU64,
+    pub(crate) http_refused: AtomicU64,
+    pub(crate) http_reads: AtomicU64,
+}
+
+impl Counts {
+    /// Returns the number of requests of the clients of objects that did not succeed, apart from
+    /// flushes that report an earlier loss.
+    pub(crate) fn failed(&self) -> u64 {
+        self.unknown.load(Ordering::Relaxed) + self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns the numbers of promises to store something, for each kind of client.
+    pub(crate) fn promises(&self) -> [u64; 3] {
+        [&self.stored, &self.volume_flushed, &self.http_stored].map(|count| count.load(Ordering::Relaxed))
+    }
 }
 
 fn lock<T>(data: &Mutex<T>) -> MutexGuard<'_, T> {
     data.lock().expect("no client panics")
 }
 
-fn add(counter: &AtomicU64) {
+pub(super) fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Returns the number that a block is filled with; `None` if there is no such number.
+pub(super) fn number_in(block: &[u8]) -> Option<u64> {
+    let number = u64::from_le_bytes(*block.first_chunk()?);
+    (block == number.to_le_bytes().repeat(BLOCK_BYTES / 8)).then_some(number)
 }
 
 fn config(addresses: &str) -> ClientConfig {
@@ -98,8 +128,9 @@ fn config(addresses: &str) -> ClientConfig {
 }
 
 impl Load {
-    /// Starts the load on hosts with these addresses, of which one leads.
-    pub(crate) fn start(hosts: [String; 2], seed: u64) -> Self {
+    /// Starts the load on hosts, of which one leads.
+    pub(crate) fn start(ways: Ways, seed: u64) -> Self {
+        let Ways { objects: hosts, http, volumes } = ways;
         let register = |number| Register {
             id: ObjectId::new(
                 Namespace::new("pair").expect("a namespace"),
@@ -118,12 +149,16 @@ impl Load {
             answers: Mutex::default(),
             counts: Counts::default(),
         });
-        let of_thread = Arc::clone(&shared);
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.expect("a runtime").block_on(of_thread.run(seed));
-        });
-        Self { shared, thread: Some(thread) }
+        let [of_objects, of_volume, of_http] = [0; 3].map(|_| Arc::clone(&shared));
+        let threads = vec![
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.expect("a runtime").block_on(of_objects.run(seed));
+            }),
+            std::thread::spawn(move || others::use_volume(&of_volume, &volumes, seed)),
+            std::thread::spawn(move || others::use_http(&of_http, &http, seed)),
+        ];
+        Self { shared, threads }
     }
 
     pub(crate) fn counts(&self) -> &Counts {
@@ -138,10 +173,7 @@ impl Load {
     pub(crate) fn assert_safe(&self, context: &str) {
         let faults = lock(&self.shared.faults);
         assert!(faults.is_empty(), "{context}:\n{}", faults.join("\n"));
-        assert!(
-            !self.thread.as_ref().is_some_and(std::thread::JoinHandle::is_finished),
-            "{context}: no load"
-        );
+        assert!(!self.threads.iter().any(std::thread::JoinHandle::is_finished), "{context}: no load");
     }
 
     /// Returns how often the answers have changed from one host to the other.
@@ -152,7 +184,9 @@ impl Load {
     /// Ends the load.
     pub(crate) fn end(mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
-        self.thread.take().expect("it runs").join().expect("the load ends in order");
+        for thread in self.threads.drain(..) {
+            thread.join().expect("the load ends in order");
+        }
     }
 }
 
@@ -182,11 +216,11 @@ fn changes(answers: &mut [(usize, Instant, Instant)]) -> u64 {
 }
 
 impl Shared {
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::SeqCst)
     }
 
-    fn fault(&self, text: String) {
+    pub(super) fn fault(&self, text: String) {
         lock(&self.faults).push(text);
     }
 
@@ -230,7 +264,7 @@ impl Shared {
             let value = register.requested.fetch_add(1, Ordering::SeqCst) + 1;
             let is_stored = !is_created || random.random_range(0..3) == 0;
             let durability = if is_stored { Durability::Stored } else { Durability::Cached };
-            let data = value.to_le_bytes().repeat(OBJECT_BYTES / 8);
+            let data = value.to_le_bytes().repeat(BLOCK_BYTES / 8);
             let request = WriteFullRequest::new(register.id.clone(), data).durability(durability);
             let connections = client.counters().connects;
             let begun = Instant::now();
@@ -254,7 +288,7 @@ impl Shared {
                     ));
                 }
                 Err(Error::OutcomeUnknown(_) | Error::NotStored(_)) => add(&self.counts.unknown),
-                Err(Error::Retryable(_) | Error::DeadlinePassed) => {
+                Err(Error::Retryable(_) | Error::DeadlinePassed | Error::OutOfSpace(_)) => {
                     lock(&register.refused).insert(value);
                     add(&self.counts.refused);
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -281,7 +315,7 @@ impl Shared {
             }
             Ok(reply) => self.fault(format!("a flush reaches only {}", reply.durability)),
             Err(Error::WritesLost(_)) => add(&self.counts.writes_lost),
-            Err(Error::Retryable(_) | Error::NotStored(_) | Error::DeadlinePassed) => {
+            Err(Error::Retryable(_) | Error::NotStored(_) | Error::DeadlinePassed | Error::OutOfSpace(_)) => {
                 add(&self.counts.refused);
             }
             Err(error) => self.fault(format!("{}: a flush has failed: {error}", register.id)),
@@ -339,7 +373,7 @@ impl Shared {
     async fn read_once(&self, register: &Register, client: &SynapseBlocker, of: &str) -> Option<u64> {
         let stored = register.stored.load(Ordering::SeqCst);
         let id = &register.id;
-        let data = match client.read(ReadRequest::new(id.clone(), 0, 2 * OBJECT_BYTES as u64)).await {
+        let data = match client.read(ReadRequest::new(id.clone(), 0, 2 * BLOCK_BYTES as u64)).await {
             Ok(reply) => reply.data.to_vec(),
             Err(Error::Missing) if stored == 0 => return None,
             Err(Error::Retryable(_) | Error::DeadlinePassed) => return None,
@@ -349,10 +383,11 @@ impl Shared {
             }
         };
         let requested = register.requested.load(Ordering::SeqCst);
-        let value = data.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
-        if data.len() != OBJECT_BYTES || data != value.to_le_bytes().repeat(OBJECT_BYTES / 8) {
+        let Some(value) = number_in(&data) else {
             self.fault(format!("{id} of {of}: torn, {} bytes", data.len()));
-        } else if value < stored {
+            return None;
+        };
+        if value < stored {
             self.fault(format!("{id} of {of}: {value} is read after {stored} was stored"));
         } else if value > requested {
             self.fault(format!("{id} of {of}: {value} is read, and {requested} was the last one written"));
