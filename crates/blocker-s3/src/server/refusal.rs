@@ -27,6 +27,9 @@ const NO_PLACE: [&str; 4] = [
     "XMinioObjectExistsAsDirectory",
 ];
 
+/// The code for a signature whose time differs from the server's by more than 15 minutes.
+const TOO_SKEWED: &str = "RequestTimeTooSkewed";
+
 /// An error status, with the two relevant elements of S3's error documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
@@ -100,6 +103,7 @@ impl Refusal {
         let hint = match (status, code.as_str()) {
             (300..=399, _) | (_, "AuthorizationHeaderMalformed") => "; check endpoint and region",
             (404, _) => "; check the bucket's name",
+            (_, TOO_SKEWED) => "; the time of day of this host or of the server is wrong",
             _ if self.is_no_place() => "; the server cannot keep a file of this name",
             _ => "",
         };
@@ -107,6 +111,8 @@ impl Refusal {
         let reason = reason.into();
         match (status, code.as_str()) {
             (_, "QuotaExceeded") => Error::OutOfSpace(reason),
+            // Clocks are set right while programs run.
+            (_, TOO_SKEWED) => Error::Retryable(reason),
             (405 | 411 | 501, _) => Error::Unsupported(reason),
             _ => Error::Denied(reason),
         }
@@ -160,6 +166,7 @@ mod tests {
             ("400 Bad Request", "InvalidArgument", "denied"),
             ("400 Bad Request", "ExpiredToken", "denied"),
             ("403 Forbidden", "QuotaExceeded", "out_of_space"),
+            ("403 Forbidden", "RequestTimeTooSkewed", "retryable"),
             ("404 Not Found", "NoSuchBucket", "denied"),
             ("405 Method Not Allowed", "MethodNotAllowed", "unsupported"),
             ("501 Not Implemented", "NotImplemented", "unsupported"),
