@@ -43,6 +43,7 @@ impl Head {
 /// # Errors
 /// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]),
 /// [`Error::Superseded`], then those of [`check_condition`].
+#[inline]
 pub fn admit(head: Head, claimed: Epoch, terms: &ChangeTerms) -> Result<()> {
     let carried = head.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     let in_force = claimed.max(carried);
@@ -68,20 +69,27 @@ pub const EPOCH_STEP_MAX: u64 = 1 << 51;
 ///
 /// # Errors
 /// [`Error::Invalid`] if it is more than [`EPOCH_STEP_MAX`] above it.
+#[inline]
 pub fn check_epoch_step(in_force: Epoch, epoch: Epoch) -> Result<()> {
-    if epoch.0.saturating_sub(in_force.0) <= EPOCH_STEP_MAX {
-        return Ok(());
+    match epoch.0.saturating_sub(in_force.0) <= EPOCH_STEP_MAX {
+        true => Ok(()),
+        false => Err(is_too_large_a_step(in_force, epoch)),
     }
+}
+
+#[cold]
+fn is_too_large_a_step(in_force: Epoch, epoch: Epoch) -> Error {
     let text = format!(
         "epoch {epoch} is more than {EPOCH_STEP_MAX} above the current epoch {in_force}; a writer claims the next one"
     );
-    Err(Error::Invalid(text.into()))
+    Error::Invalid(text.into())
 }
 
 /// Checks whether an object of this version (`None`: absent) meets `condition`.
 ///
 /// # Errors
 /// [`Error::Exists`], [`Error::Missing`] or [`Error::ConditionFailed`].
+#[inline]
 pub fn check_condition(version: Option<Version>, condition: Condition) -> Result<()> {
     match (condition, version) {
         (Condition::None, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => Ok(()),
@@ -96,6 +104,7 @@ pub fn check_condition(version: Option<Version>, condition: Condition) -> Result
 ///
 /// # Errors
 /// [`Error::TooLarge`] if it ends beyond `object_bytes_max`.
+#[inline]
 pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u64> {
     let end = offset.checked_add(len_bytes).filter(|end| *end <= object_bytes_max);
     end.ok_or(Error::TooLarge { limit_bytes: object_bytes_max })

@@ -399,6 +399,7 @@ requests! {
 impl WriteRequest {
     /// Returns a request to write `data` at `offset`.
     #[must_use]
+    #[inline]
     pub fn new(object: ObjectId, offset: u64, data: impl Into<Segments>) -> Self {
         Self::of(object, Change::Write { offset, data: data.into() })
     }

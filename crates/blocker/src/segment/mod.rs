@@ -91,6 +91,7 @@ impl Clone for Pinned {
 }
 
 impl Drop for Pinned {
+    #[inline]
     fn drop(&mut self) {
         self.owner.release(self.token);
     }
@@ -103,6 +104,7 @@ impl Segment {
     /// # Panics
     /// If `range` lies outside the owner's bytes or beyond 4 GiB.
     #[must_use]
+    #[inline]
     pub fn pinned(owner: Arc<dyn SegmentOwner>, token: u64, range: Range<usize>) -> Self {
         let part = |at: usize| u32::try_from(at).expect("a pinned segment lies below 4 GiB");
         assert!(
@@ -126,6 +128,7 @@ impl Segment {
 
     /// Returns the bytes.
     #[must_use]
+    #[inline]
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Repr::Bytes(bytes) => bytes,
@@ -137,6 +140,7 @@ impl Segment {
 
     /// Returns the number of bytes.
     #[must_use]
+    #[inline]
     pub fn len_bytes(&self) -> usize {
         match &self.0 {
             Repr::Bytes(bytes) => bytes.len(),
@@ -156,6 +160,7 @@ impl Segment {
     /// Returns a pinned segment's owner, token, and range of the owner's bytes. An owner can thus
     /// recognise its own memory when a request brings it back.
     #[must_use]
+    #[inline]
     pub fn pin(&self) -> Option<(&Arc<dyn SegmentOwner>, u64, Range<usize>)> {
         match &self.0 {
             Repr::Pinned(pin) => Some((&pin.owner, pin.token, pin.start as usize..pin.end as usize)),
@@ -186,6 +191,7 @@ impl Segment {
 }
 
 impl From<Bytes> for Segment {
+    #[inline]
     fn from(bytes: Bytes) -> Self {
         Self(Repr::Bytes(bytes))
     }
@@ -275,6 +281,7 @@ impl Segments {
 
     /// Returns the segments, in order.
     #[must_use]
+    #[inline]
     pub fn as_slice(&self) -> &[Segment] {
         match &self.0 {
             List::Empty => &[],
@@ -284,12 +291,14 @@ impl Segments {
     }
 
     /// Returns the segments, in order.
+    #[inline]
     pub fn iter(&self) -> std::slice::Iter<'_, Segment> {
         self.as_slice().iter()
     }
 
     /// Returns the number of bytes of all segments.
     #[must_use]
+    #[inline]
     pub fn len_bytes(&self) -> usize {
         match &self.0 {
             List::Empty => 0,
@@ -300,6 +309,7 @@ impl Segments {
 
     /// Returns whether there are no bytes.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         matches!(self.0, List::Empty)
     }
@@ -328,6 +338,7 @@ impl Segments {
     ///
     /// # Panics
     /// If `target` has another length.
+    #[inline]
     pub fn copy_to(&self, target: &mut [u8]) {
         assert_eq!(self.len_bytes(), target.len(), "the target must have the payload's length");
         let mut at = 0;
@@ -392,6 +403,7 @@ impl From<Segment> for Segments {
 }
 
 impl From<Bytes> for Segments {
+    #[inline]
     fn from(bytes: Bytes) -> Self {
         Segment::from(bytes).into()
     }
