@@ -135,6 +135,7 @@ impl DirtyRoom {
     }
 
     /// Returns the maximum number of dirty buckets.
+    #[inline]
     pub(crate) fn dirty_max(&self) -> u64 {
         self.dirty_max.load(Ordering::Relaxed)
     }
@@ -166,6 +167,13 @@ impl DirtyRoom {
         true
     }
 
+    /// Takes room for `count` dirty buckets of a namespace, unless the room is used up or tasks wait
+    /// for room.
+    pub(crate) fn take_at_once(&self, namespace: u16, count: u32) -> bool {
+        let taking = || self.take(namespace, count).then_some(());
+        self.waiters(self.pool_of(namespace)).try_take(taking).is_some()
+    }
+
     /// Adds to the counters. The caller holds the lock.
     fn add(&self, namespace: u16, count: u32) {
         let count = u64::from(count);
@@ -183,10 +191,14 @@ impl DirtyRoom {
     }
 
     /// Returns room.
+    #[inline]
     pub(crate) fn give_back(&self, namespace: u16, count: u32) {
-        if count == 0 {
-            return;
+        if count > 0 {
+            self.give_some_back(namespace, count);
         }
+    }
+
+    fn give_some_back(&self, namespace: u16, count: u32) {
         let count = u64::from(count);
         let less = |number: &AtomicU64| number.store(number.load(Ordering::SeqCst) - count, Ordering::SeqCst);
         let own = lock(&self.own);

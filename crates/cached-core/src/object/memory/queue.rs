@@ -11,6 +11,7 @@
 //! (`control/shares.rs` decides which share gives up a bucket).
 
 use super::pool::{Meta, Pool};
+use crate::arena::prefetch;
 use crate::ensure;
 use crate::insight::{Event, Insight, Sample, Sampling};
 use crate::object::config::{NAMESPACES_MAX, SHARES, Share};
@@ -268,6 +269,16 @@ impl Queues {
             set_policy_bits(meta, 0);
             let tail = shard.lists[usize::from(QueueId::ENTRY.0)].tail;
             shard.insert(pool, bucket, QueueId::ENTRY, (0, tail));
+        }
+    }
+
+    /// Prefetches the neighbours of a bucket, which [`Self::unlink`] will change if it is in a queue.
+    #[inline]
+    pub(crate) fn prefetch_neighbours(&self, pool: &Pool, meta: &Meta) {
+        for link in [&meta.next, &meta.prev] {
+            if let Some(neighbour) = link.load(Ordering::Relaxed).checked_sub(1) {
+                prefetch(pool.meta(neighbour));
+            }
         }
     }
 

@@ -116,10 +116,12 @@ impl Shared {
     }
 
     /// Returns whether stamps and claims of callers are accepted.
+    #[inline]
     pub(crate) fn fences_callers(&self) -> bool {
         self.store.can.fencing && self.control.config.writer == Writer::Callers
     }
 
+    #[inline]
     pub(crate) fn env(&self, node: u32, hash: u64) -> Env<'_> {
         Env {
             pool: &self.memory.pool,

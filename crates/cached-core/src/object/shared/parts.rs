@@ -156,6 +156,11 @@ pub(crate) struct JournalSide {
 /// The number of counters that versions are drawn from.
 const VERSION_STRIPES: usize = 8;
 
+/// A counter in a cache line of its own, so that threads that write different objects do not delay
+/// each other.
+#[repr(align(64))]
+struct Versioner(AtomicU64);
+
 /// The known objects.
 pub(crate) struct Objects {
     pub(crate) index: Index,
@@ -163,7 +168,7 @@ pub(crate) struct Objects {
     /// Acknowledged changes that can never be stored.
     pub(crate) losses: Losses,
     pub(super) hasher: KeyHasher,
-    versions: [AtomicU64; VERSION_STRIPES],
+    versions: [Versioner; VERSION_STRIPES],
     /// The versions that callers see in place of the store's.
     pub(crate) remembered: Versions,
     /// Tasks that wait for a node of the index.
@@ -185,7 +190,7 @@ impl Objects {
             dirty_queue: DirtyQueue::default(),
             losses: Losses::default(),
             hasher: KeyHasher::new(config.hash_seed),
-            versions: std::array::from_fn(|stripe| AtomicU64::new(random(stripe))),
+            versions: std::array::from_fn(|stripe| Versioner(AtomicU64::new(random(stripe)))),
             remembered: Versions::new(config.objects_count_max),
             node_waiters: WaitQueue::default(),
             restoring: Permits::new(1),
@@ -195,6 +200,6 @@ impl Objects {
 
     /// Returns a version that was never used before.
     pub(crate) fn next_version(&self, hash: u64) -> u64 {
-        self.versions[hash as usize % VERSION_STRIPES].fetch_add(1, Ordering::Relaxed)
+        self.versions[hash as usize % VERSION_STRIPES].0.fetch_add(1, Ordering::Relaxed)
     }
 }

@@ -44,7 +44,7 @@ impl OwnedResources {
     ) -> Result<Self> {
         let mut resources = Self::none(shared);
         resources.namespace = namespace;
-        if !take_room_at_once(shared, namespace, credits) {
+        if !shared.metrics.dirty_room.take_at_once(namespace, credits) {
             shared.metrics.of(namespace).throttled.increment();
             flushed_meanwhile(shared, wait_for_room(shared, namespace, credits)).await?;
         }
@@ -111,14 +111,6 @@ pub(crate) async fn flushed_meanwhile<T>(
         }
     })
     .await
-}
-
-/// Takes room for `credits` dirty buckets of a namespace, unless the room is used up or other tasks
-/// wait for room.
-pub(crate) fn take_room_at_once(shared: &Shared, namespace: u16, credits: u32) -> bool {
-    let room = &shared.metrics.dirty_room;
-    let taking = || room.take(namespace, credits).then_some(());
-    room.waiters(room.pool_of(namespace)).try_take(taking).is_some()
 }
 
 /// Waits for room for `credits` dirty buckets of a namespace.

@@ -14,25 +14,29 @@ use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::memory::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
 use crate::object::read_ahead::{Marked, Pattern, Request};
 
-/// The number of cache lines of a bucket to prefetch: the processor prefetches the rest once it
+/// The number of bytes of a bucket to prefetch for a read: the processor prefetches the rest once it
 /// detects sequential access.
-pub(crate) const LINES_READ: usize = 2;
-pub(crate) const LINES_WRITTEN: usize = 8;
+pub(crate) const BYTES_READ: usize = 2 * LINE_BYTES;
 const LINE_BYTES: usize = 64;
 /// The maximum number of present buckets between two missing ones that are read again rather than
 /// split into two requests: a request costs the store as much as reading several times the data.
 const BETWEEN_MAX: u32 = 4;
 
 impl Object {
-    /// Prefetches the bucket that contains `offset`, and its metadata.
+    /// Prefetches `bytes` bytes of the bucket that contains `offset`, from there on, and the bucket's
+    /// metadata.
+    ///
+    /// All bytes that will be overwritten should be prefetched: far more loads than stores can wait
+    /// for memory at the same time.
     #[inline]
-    pub(crate) fn prefetch(&self, env: &Env<'_>, offset: u64, lines: usize) {
+    pub(crate) fn prefetch(&self, env: &Env<'_>, offset: u64, bytes: usize) {
         let slot = self.slots.get((offset / BUCKET_U64) as u32);
         if slot.state().has_bucket() {
             prefetch(env.meta(slot.bucket()));
             let within = (offset % BUCKET_U64) as usize;
-            let from = env.pool.at(slot.bucket()).wrapping_add(within);
-            (0..lines).for_each(|line| prefetch(from.wrapping_add(line * LINE_BYTES)));
+            let bucket = env.pool.at(slot.bucket());
+            let lines = (within..BUCKET.min(within.saturating_add(bytes))).step_by(LINE_BYTES);
+            lines.for_each(|at| prefetch(bucket.wrapping_add(at)));
         }
     }
 

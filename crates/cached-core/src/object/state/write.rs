@@ -8,6 +8,17 @@ use crate::object::memory::slots::{Slot, State};
 use crate::object::memory::{BUCKET_U64, Cursor, WHOLE, edges, parts, touched};
 use crate::object::mutation::{CopiedContent, Mutation, Piece};
 
+/// The result of an attempt to overwrite data in place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rewrite {
+    /// The write requires more, and was not made.
+    No,
+    /// The overwritten data were already newer than the store.
+    OfNewer,
+    /// The overwritten data were the store's: the bucket has taken room for dirty data.
+    OfClean,
+}
+
 impl Object {
     /// Returns the resources that a write of a range lacks.
     fn missing_for_write(&self, env: &Env<'_>, offset: u64, len: u64, loaded: Option<&Loaded>) -> Missing {
@@ -40,9 +51,9 @@ impl Object {
         missing
     }
 
-    /// Overwrites data in place that are already newer than the store, as most writes do. Returns
-    /// false, without any change, if the write requires more than that. Calls `before` when the
-    /// write is certain to be made.
+    /// Overwrites data of a single bucket in place, as most writes do. Calls `before` when the write
+    /// is certain to be made. Nothing has changed if the write requires more than room for a dirty
+    /// bucket that is available at once.
     ///
     /// # Errors
     /// Errors of `before`; in this case nothing has changed.
@@ -52,28 +63,55 @@ impl Object {
         env: &Env<'_>,
         offset: u64,
         data: &Segments,
+        resources: &mut Resources<'_>,
         before: impl FnOnce(&mut Self) -> Result<(), E>,
-    ) -> Result<bool, E> {
+    ) -> Result<Rewrite, E> {
         let (at, lo, len) = ((offset / BUCKET_U64) as u32, (offset % BUCKET_U64) as usize, data.len_bytes());
         let fits = len > 0 && lo + len <= BUCKET && offset + len as u64 <= self.head.size;
         let slot = self.slots.get(at);
         let is_newer = matches!(slot.state(), State::Dirty | State::DirtyWhole);
-        if !fits || !is_newer || !Self::is_exclusive(env, slot) {
-            return Ok(false);
+        if !fits || !is_newer && slot.state() != State::Clean || !Self::is_exclusive(env, slot) {
+            return Ok(Rewrite::No);
         }
         let (hi, meta) = (lo + len, env.meta(slot.bucket()));
-        if edges(lo, hi) & !meta.valid() != 0 {
-            return Ok(false);
+        let touched = touched(lo, hi);
+        if edges(lo, hi) & !meta.valid() != 0 || !is_newer && touched | meta.valid() != u8::MAX {
+            return Ok(Rewrite::No);
         }
-        before(self)?;
-        if slot.state() == State::DirtyWhole {
-            self.own_dirty(env, at, slot);
+        if !is_newer && self.to_adopt(env, at, lo, hi, &Cursor::new(data)).is_some() {
+            // Taking over the payload's bucket is cheaper than a copy.
+            return Ok(Rewrite::No);
+        }
+        let takes_room = !is_newer && resources.credits == 0;
+        if takes_room {
+            if !env.metrics.dirty_room.take_at_once(env.namespace, 1) {
+                return Ok(Rewrite::No);
+            }
+            resources.credits = 1;
+        }
+        if let Err(error) = before(self) {
+            if takes_room {
+                resources.credits = 0;
+                env.metrics.dirty_room.give_back(env.namespace, 1);
+            }
+            return Err(error);
+        }
+        match slot.state() {
+            State::Clean => {
+                env.queues.prefetch_neighbours(env.pool, meta);
+                meta.set_dirty(0);
+            }
+            State::DirtyWhole => drop(self.own_dirty(env, at, slot)),
+            _ => (),
         }
         data.copy_to(&mut env.bytes_mut(slot.bucket())[lo..hi]);
-        let touched = touched(lo, hi);
         meta.set_valid(meta.valid() | touched);
         meta.set_dirty(meta.dirty() | touched);
-        Ok(true)
+        if is_newer {
+            return Ok(Rewrite::OfNewer);
+        }
+        self.put_dirty(env, at, Slot::of(State::Dirty, slot.bucket()), resources);
+        Ok(Rewrite::OfClean)
     }
 
     /// Writes a range as newer than the store. `resources` has what [`Self::missing_for_write`]

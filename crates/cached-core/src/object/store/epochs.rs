@@ -75,6 +75,7 @@ impl Epochs {
     }
 
     /// Returns the generation; it must be read before a namespace is looked up.
+    #[inline]
     pub(crate) fn generation(&self) -> u32 {
         self.generation.load(Ordering::SeqCst)
     }
@@ -222,6 +223,7 @@ impl Default for KnownClaims {
 
 impl KnownClaims {
     /// Returns the epoch in force for a change, as far as claims are known.
+    #[inline]
     pub(crate) fn in_force(&self, id: &ObjectId, domain: Option<OrderDomain>) -> Epoch {
         if self.count.load(Ordering::Acquire) == 0 {
             return Epoch(0);

@@ -64,16 +64,23 @@ impl WaitQueue {
     }
 
     /// Returns whether tasks are waiting.
+    #[inline]
     pub(crate) fn has_waiters(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
     /// Wakes the first waiting task. Called after a resource was returned.
+    #[inline]
     pub(crate) fn notify(&self) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            let first = lock(&self.queue).first_waker();
-            first.into_iter().for_each(Waker::wake);
+        if self.has_waiters() {
+            self.wake_first();
         }
+    }
+
+    #[cold]
+    fn wake_first(&self) {
+        let first = lock(&self.queue).first_waker();
+        first.into_iter().for_each(Waker::wake);
     }
 
     fn set_waiting(&self, queue: &Queue) {

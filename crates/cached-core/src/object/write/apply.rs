@@ -3,8 +3,8 @@
 
 use blocker::admission::{Head as StoreHead, admit};
 use blocker::{
-    Change, ChangeReply, ChangeTerms, Durability, Epoch, Error, Namespace, ObjectId, OrderDomain, Result,
-    Timestamp, Version, WriteMode,
+    BUCKET_BYTES, Change, ChangeReply, ChangeTerms, Durability, Epoch, Error, Namespace, ObjectId,
+    OrderDomain, Result, Timestamp, Version, WriteMode,
 };
 use cached_journal::Position;
 
@@ -16,8 +16,8 @@ use crate::object::memory::pool::Reserved;
 use crate::object::mutation::Mutation;
 use crate::object::read::list::change_size;
 use crate::object::shared::Shared;
-use crate::object::shared::resources::{reserve, take_room_at_once};
-use crate::object::state::{Env, Known, LINES_WRITTEN, Missing, Object, Resources};
+use crate::object::shared::resources::reserve;
+use crate::object::state::{Env, Known, Missing, Object, Resources, Rewrite};
 
 /// The reason why a change was not applied.
 pub(super) enum Blocked {
@@ -112,8 +112,24 @@ pub(crate) struct Applied {
     pub(super) position: Option<Position>,
 }
 
-/// Logs a change that is certain to be applied.
+/// Logs a change that is certain to be applied, if it is to be logged.
+#[inline]
 fn log_change(
+    shared: &Shared,
+    object: &mut Object,
+    env: &Env<'_>,
+    asked: &Asked<'_>,
+    made: (u64, Timestamp),
+    room: Option<&mut Room>,
+) -> Result<Entry, Blocked> {
+    match asked.log {
+        LogTerms::Nowhere => Ok(Entry::Nothing),
+        _ => append_change(shared, object, env, asked, made, room),
+    }
+}
+
+#[inline(never)]
+fn append_change(
     shared: &Shared,
     object: &mut Object,
     env: &Env<'_>,
@@ -209,8 +225,10 @@ pub(super) fn apply(
     if fences && let Some(domain) = terms.domain.filter(|it| object.head.domain_asked != Some(*it)) {
         return Err(Blocked::Domain(domain));
     }
-    if holds == Holds::Nothing && object.ranges().is_changing(&mutation.buckets())
-        || holds != Holds::Whole && object.ranges().is_forwarding()
+    let ranges = object.ranges();
+    if !ranges.is_idle()
+        && (holds == Holds::Nothing && ranges.is_changing(&mutation.buckets())
+            || holds != Holds::Whole && ranges.is_forwarding())
     {
         return Err(Blocked::Changing);
     }
@@ -246,15 +264,17 @@ pub(super) fn apply(
     };
     let mut made = (0, Timestamp(0));
     let mut logged = Entry::Nothing;
-    let is_rewrite = match mutation.change {
-        Change::Write { offset, data } if is_present => object.rewrite(env, *offset, data, |object| {
-            made = moment(object);
-            logged = log_change(shared, object, env, asked, made, room.take())?;
-            Ok(())
-        })?,
-        _ => false,
+    let rewrite = match mutation.change {
+        Change::Write { offset, data } if is_present => {
+            object.rewrite(env, *offset, data, resources, |object| {
+                made = moment(object);
+                logged = log_change(shared, object, env, asked, made, room.take())?;
+                Ok(())
+            })?
+        }
+        _ => Rewrite::No,
     };
-    if !is_rewrite {
+    if rewrite == Rewrite::No {
         let mut missing = object.missing_for(env, mutation, resources.loaded).map_err(Blocked::Failed)?;
         let bucketless = object.bucketless_for(mutation);
         missing.credits += bucketless;
@@ -286,7 +306,8 @@ pub(super) fn apply(
         Entry::Record(position, hold) => (Some(position), keep_hold(shared, object, hold)),
         Entry::Nothing | Entry::Unlogged { .. } => (None, None),
     };
-    if resources.credits < credits && shared.metrics.dirty_room.pressure_has_begun() {
+    let has_used_room = rewrite == Rewrite::OfClean || resources.credits < credits;
+    if has_used_room && shared.metrics.dirty_room.pressure_has_begun() {
         shared.background.wake();
     }
     shared.metrics.of(env.namespace).count_write(env.hash, rank(terms.durability));
@@ -296,6 +317,7 @@ pub(super) fn apply(
 
 /// Adds the object to the dirty queue if something waits to be stored, and completes its waiters if
 /// nothing does. Returns whether anything is left to store.
+#[inline]
 fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
     let is_pending = object.has_pending() || object.flushing.is_some();
     if object.has_pending() {
@@ -308,10 +330,15 @@ fn enqueue(shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
 }
 
 /// Adds the object to the dirty queue, unless it is there already.
+#[inline]
 fn queue(shared: &Shared, object: &mut Object, env: &Env<'_>, since: Timestamp) {
-    if object.pending.queue_number != 0 {
-        return;
+    if object.pending.queue_number == 0 {
+        insert(shared, object, env, since);
     }
+}
+
+#[inline(never)]
+fn insert(shared: &Shared, object: &mut Object, env: &Env<'_>, since: Timestamp) {
     let dirty_queue = &shared.objects.dirty_queue;
     object.pending.queue_number = dirty_queue.insert(env.node, env.namespace, since);
     // If other objects of the namespace wait, the background already waits until they are due.
@@ -370,10 +397,11 @@ fn try_apply(
     let mut namespace = OTHERS;
     for is_last in [false, true] {
         let ahead = |object: &Object, env: &Env<'_>| {
-            if let Change::Write { offset, .. } = mutation.change {
-                object.prefetch(env, *offset, LINES_WRITTEN);
+            if let Change::Write { offset, data } = mutation.change {
+                object.prefetch(env, *offset, data.len_bytes());
             }
         };
+        let mut released = None;
         let job = |object: &mut Object, env: &Env<'_>| {
             namespace = env.namespace;
             // The mode is read within the section: a change of the mode waits for the end of
@@ -382,15 +410,21 @@ fn try_apply(
             if !matches!(log, LogTerms::Again(..)) && mode() != WriteMode::Back {
                 return None;
             }
-            Some(apply(shared, object, env, &asked, &mut resources, None))
+            match apply(shared, object, env, &asked, &mut resources, None) {
+                Ok((applied, hold)) => (answer, released) = (Some(Ok(applied)), hold),
+                Err(Blocked::Failed(error)) => answer = Some(Err(error)),
+                Err(Blocked::Missing(missing)) => return Some(missing),
+                Err(_) => (),
+            }
+            None
         };
-        match shared.enter_at_once(hash, id, ahead, job).flatten() {
-            Some(Ok((applied, _released))) => answer = Some(Ok(applied)),
-            Some(Err(Blocked::Failed(error))) => answer = Some(Err(error)),
-            Some(Err(Blocked::Missing(missing)))
+        let missing = shared.enter_at_once(hash, id, ahead, job).flatten();
+        drop(released);
+        match missing {
+            Some(missing)
                 if !is_last
                     && missing.load.is_none()
-                    && take_room_at_once(shared, namespace, missing.credits) =>
+                    && shared.metrics.dirty_room.take_at_once(namespace, missing.credits) =>
             {
                 resources.credits = missing.credits;
                 let taking = || reserve(shared, missing.buckets);
@@ -408,8 +442,15 @@ fn try_apply(
 }
 
 /// Returns whether a change is too large for the cache, and must go to the store at once.
+#[inline]
 pub(crate) fn is_too_large(shared: &Shared, mutation: Mutation<'_>) -> bool {
     let (quarter, dirty_max) =
         (u64::from(shared.memory.pool.count_min() / 4), shared.metrics.dirty_room.dirty_max());
+    if let Change::Write { data, .. } = mutation.change
+        && data.len_bytes() as u64 / BUCKET_BYTES + 2 <= quarter.min(dirty_max)
+    {
+        // Far from too large, wherever it begins.
+        return false;
+    }
     u64::from(mutation.buckets_max()) > quarter || mutation.dirty_buckets_max() > dirty_max
 }
