@@ -126,23 +126,9 @@ impl Shared {
         if state.committing.take().is_none() {
             return state.keep_buffers(batch);
         }
-        let waiting = state.filling_records();
-        drop(state);
-
-        committer.next_number += 1;
-        committer.last_check = check;
-        // Counted before a waiter is woken, so that a writer finds its durable record in the
-        // metrics.
-        self.counters.counts.written_bytes.add(bytes);
-        self.counters.batch_bytes.add(bytes);
-        self.counters.batch_records.add(batch.count.into());
-        let took = self.clock.now().since(begun);
-        self.counters.commit_micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
-        committer.gather.committed(batch.count, waiting, took);
-        let wakers = self.durability.advance(batch.first_position + u64::from(batch.count));
-        wakers.into_iter().for_each(Waker::wake);
-
-        let mut state = self.state.lock();
+        let (waiting, next_position) =
+            (state.filling_records(), batch.first_position + u64::from(batch.count));
+        let count = batch.count;
         state.durable_tail = tail;
         if let Some(segment) = state.table.find(index) {
             segment.uncommitted = segment.uncommitted.saturating_sub(1);
@@ -153,6 +139,20 @@ impl Shared {
             self.prepare.notify_one();
         }
         self.unlock(state, None);
+
+        committer.next_number += 1;
+        committer.last_check = check;
+        // Counted before a waiter is woken, so that a writer finds its durable record in the
+        // metrics.
+        self.counters.counts.written_bytes.add(bytes);
+        self.counters.batch_bytes.add(bytes);
+        self.counters.batch_records.add(count.into());
+        let took = self.clock.now().since(begun);
+        self.counters.commit_micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        committer.gather.committed(count, waiting, took);
+        // The writers are woken last: they append at once, and would have to wait for the state's lock.
+        let wakers = self.durability.advance(next_position);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Removes a batch from the batches that wait for the disk.
