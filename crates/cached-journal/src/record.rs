@@ -161,6 +161,27 @@ impl Marks {
         *up_to = head.offset.max(*up_to);
     }
 
+    /// Adds other marks.
+    pub(crate) fn merge(&mut self, other: Self) {
+        fn merge<K: Eq + std::hash::Hash>(into: &mut HashMap<K, u64>, from: HashMap<K, u64>) {
+            for (key, up_to) in from {
+                let known = into.entry(key).or_default();
+                *known = up_to.max(*known);
+            }
+        }
+        self.all = self.all.max(other.all);
+        merge(&mut self.namespaces, other.namespaces);
+        merge(&mut self.domains, other.domains);
+        merge(&mut self.objects, other.objects);
+    }
+
+    /// Returns the last position that any mark covers; `None` if there are no marks.
+    pub(crate) fn last_covered(&self) -> Option<Position> {
+        let scoped = self.namespaces.values().chain(self.domains.values()).chain(self.objects.values());
+        let last = scoped.copied().chain([self.all]).max();
+        last.filter(|up_to| *up_to > 0).map(Position)
+    }
+
     /// Returns whether a mark covers a record. Such a record is not replayed.
     pub fn covers(&self, position: Position, head: &Head<'_>) -> bool {
         let is_at_or_after = |up_to: Option<&u64>| up_to.is_some_and(|up_to| position.0 <= *up_to);
@@ -183,6 +204,13 @@ impl Epochs {
         if head.kind != Kind::MARK {
             let range = self.0.entry(head.namespace).or_insert((head.epoch, head.epoch));
             *range = (range.0.min(head.epoch), range.1.max(head.epoch));
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: Self) {
+        for (namespace, (lowest, highest)) in other.0 {
+            let range = self.0.entry(namespace).or_insert((lowest, highest));
+            *range = (range.0.min(lowest), range.1.max(highest));
         }
     }
 

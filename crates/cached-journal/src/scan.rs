@@ -38,6 +38,14 @@ pub(crate) struct ReadBatch {
     pub(crate) heads: Vec<(Head<'static>, PayloadSum)>,
 }
 
+impl ReadBatch {
+    /// Returns the records with their positions.
+    pub(crate) fn records(&self) -> impl Iterator<Item = (Position, &Head<'static>, PayloadSum)> {
+        let positions = (self.header.first_position..).map(Position);
+        self.heads.iter().zip(positions).map(|((head, sum), position)| (position, head, *sum))
+    }
+}
+
 /// The location of a payload.
 #[derive(Clone)]
 pub(crate) struct PayloadPlace {
@@ -125,7 +133,17 @@ impl Deref for Scanner<'_> {
 
 impl<'a> Scanner<'a> {
     pub(crate) fn new(segment: &'a OpenSegment) -> Self {
-        Self { segment, chain: Chain::new(segment), ahead_to: 0 }
+        Self::at(segment, Chain::new(segment))
+    }
+
+    /// Returns a scanner that continues at a position in the chain.
+    pub(crate) fn at(segment: &'a OpenSegment, chain: Chain) -> Self {
+        Self { segment, chain, ahead_to: 0 }
+    }
+
+    /// Returns the position in the chain.
+    pub(crate) fn into_chain(self) -> Chain {
+        self.chain
     }
 
     fn try_next(&mut self) -> Result<ReadBatch, ScanError> {
@@ -274,11 +292,10 @@ impl OpenSegment {
     ) -> impl Iterator<Item = (Position, &'a Head<'static>, PayloadPlace)> + 'a {
         let name: Arc<str> = self.name.as_str().into();
         let mut offset = batch.offset + batch.header.layout().payload_at;
-        batch.heads.iter().zip(batch.header.first_position..).map(move |((head, sum), position)| {
-            let place =
-                PayloadPlace { name: Arc::clone(&name), file: Arc::clone(&self.file), offset, sum: *sum };
+        batch.records().map(move |(position, head, sum)| {
+            let place = PayloadPlace { name: Arc::clone(&name), file: Arc::clone(&self.file), offset, sum };
             offset += u64::from(sum.bytes);
-            (Position(position), head, place)
+            (position, head, place)
         })
     }
 }

@@ -4,6 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::append::AlignedBuffer;
 use crate::disk::{Disk, DiskFile};
@@ -12,7 +15,7 @@ use crate::format::{
     BLOCK_BYTES, BatchHeader, HeaderBlock, SEGMENT_DATA_AT, SegmentHeader, Superblock, salt,
 };
 use crate::record::{Epochs, Kind, Marks};
-use crate::scan::{OpenSegment, ReadBatch, ScanError, Scanner};
+use crate::scan::{Chain, OpenSegment, ReadBatch, ScanError, Scanner};
 use crate::segments::{NEW_SUFFIX, segment_name};
 
 /// The name of the superblock's file.
@@ -205,10 +208,11 @@ impl Survey {
         check_segments(&found, &superblock)?;
         let mut survey = Self { superblock, found, next_number: 1, next_position: 1, ..Self::default() };
         survey.life_max = survey.newest().map_or(0, |(_, header, _)| header.life);
-        survey.read_last()?;
-        survey.read_others()?;
+        if let Some(end) = survey.read_last()? {
+            survey.read_others(end)?;
+        }
         survey.check_rest()?;
-        survey.count_records()?;
+        survey.leave_out_covered()?;
         Ok(survey)
     }
 
@@ -219,20 +223,23 @@ impl Survey {
         headers.max_by_key(|(_, header, _)| header.life)
     }
 
-    /// Finds the end of the log in the newest segment.
-    fn read_last(&mut self) -> Result<(), OpenError> {
-        let Some((at, header, header_block)) = self.newest() else { return Ok(()) };
+    /// Finds the end of the log in the newest segment, if there is one.
+    fn read_last(&mut self) -> Result<Option<Chain>, OpenError> {
+        let Some((at, header, header_block)) = self.newest() else { return Ok(None) };
         let segment = self.found[at].open(header, self.superblock.segment_bytes);
         let mut scanner = Scanner::new(&segment);
         // The last two batches are kept, because the payloads of the last one may be torn.
         let (mut before, mut last): (Option<ReadBatch>, Option<ReadBatch>) = (None, None);
+        let mut counted = Counted::default();
         while let Some(batch) = scanner.next()? {
-            before = last.replace(batch).or(before);
+            before.iter().for_each(|batch| counted.add(batch));
+            before = last.replace(batch);
         }
         let torn_at = match &last {
             Some(batch) => torn_payload(&segment, batch)?.then_some(batch.offset),
             None => None,
         };
+        before.iter().chain(last.iter().filter(|_| torn_at.is_none())).for_each(|batch| counted.add(batch));
         if let Some(torn_at) = torn_at {
             last = before;
             scanner = Scanner::new(&segment);
@@ -241,59 +248,68 @@ impl Survey {
         } else {
             self.cut_off = scanner.find_cut_off()?;
         }
-        scanner.check_nothing_behind()?;
+        self.count(counted);
         self.tail = last.as_ref().map_or(header.tail, |batch| batch.header.tail);
         self.last_batch = last.map(|batch| (batch.offset, batch.header));
         self.next_number = scanner.next_number;
         self.last_check = scanner.last_check;
         self.next_position = scanner.next_position;
         let (end_number, end) = (scanner.next_number, scanner.offset);
+        let chain = scanner.into_chain();
         self.log = vec![LogSegment { at, segment, header_block, end_number, end }];
+        Ok(Some(chain))
+    }
+
+    /// Reads the other segments of the log, and checks that nothing is behind its end.
+    fn read_others(&mut self, end: Chain) -> Result<(), OpenError> {
+        let Some(last) = self.log.pop() else { return Ok(()) };
+        let (others, problem) = self.find_others(&last.segment);
+        let job = |at: usize| -> Result<Counted, OpenError> {
+            match at.checked_sub(1) {
+                None => {
+                    Scanner::at(&last.segment, end.clone()).check_nothing_behind()?;
+                    Ok(Counted::default())
+                }
+                Some(0) => read_up_to(&others[0].segment, &last.segment),
+                Some(at) => read_up_to(&others[at].segment, &others[at - 1].segment),
+            }
+        };
+        // The first error is that of the newest segment.
+        let counted = in_parallel(1 + others.len(), job).into_iter().collect::<Result<Vec<_>, _>>()?;
+        if let Some(problem) = problem {
+            return Err(problem.into());
+        }
+        let ends = counted[1..].iter().map(|counted| (counted.end_number, counted.end)).collect::<Vec<_>>();
+        counted.into_iter().for_each(|counted| self.count(counted));
+        let others = others.into_iter().zip(ends);
+        self.log = others.map(|(log, (end_number, end))| LogSegment { end_number, end, ..log }).collect();
+        self.log.reverse();
+        self.log.push(last);
         Ok(())
     }
 
-    /// Follows the log back from its last segment to its tail.
-    fn read_others(&mut self) -> Result<(), OpenError> {
-        let Some(last) = self.log.first() else { return Ok(()) };
-        let mut next = last.segment.header;
+    /// Follows the headers back from the last segment of the log to its tail. Returns the other
+    /// segments of the log, the newest first, and what is wrong with the oldest.
+    fn find_others(&self, last: &OpenSegment) -> (Vec<LogSegment>, Option<Corruption>) {
+        let (mut next, mut next_name) = (last.header, last.name.clone());
         if self.tail > next.life {
             let reason = format!("the log's tail, life {}, is behind its end, life {}", self.tail, next.life);
-            return Err(Corruption::new(&last.segment.name, SEGMENT_DATA_AT, reason).into());
+            return (Vec::new(), Some(Corruption::new(&next_name, SEGMENT_DATA_AT, reason)));
         }
+        let mut others = Vec::new();
         while next.life > self.tail {
             let previous = self.found.iter().enumerate().find_map(|(at, found)| {
                 let (header, block) = found.header()?;
                 (header.life == next.previous_life).then_some((at, header, block))
             });
             let Some((at, header, header_block)) = previous else {
-                let next_name = &self.log[0].segment.name;
-                return Err(self.missing(next_name, &next).into());
+                return (others, Some(self.missing(&next_name, &next)));
             };
             let segment = self.found[at].open(header, self.superblock.segment_bytes);
-            let mut scanner = Scanner::new(&segment);
-            while scanner.next_number < next.first_number {
-                scanner.expect_next().map_err(|error| match error {
-                    ReadError::Corrupt(mut damage) => {
-                        let (last, next) = (next.first_number - 1, &self.log[0].segment.name);
-                        damage.reason = format!(
-                            "{}; the log has batches up to {last} here, and continues in {next}",
-                            damage.reason
-                        );
-                        damage.into()
-                    }
-                    disk => disk,
-                })?;
-            }
-            if (scanner.next_number, scanner.last_check) != (next.first_number, next.previous_check) {
-                let reason =
-                    format!("the last batch is not the one that {} follows", self.log[0].segment.name);
-                return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
-            }
-            let (end_number, end) = (scanner.next_number, scanner.offset);
-            self.log.insert(0, LogSegment { at, segment, header_block, end_number, end });
-            next = header;
+            (next, next_name) = (header, segment.name.clone());
+            others.push(LogSegment { at, segment, header_block, end_number: 0, end: 0 });
         }
-        Ok(())
+        (others, None)
     }
 
     fn missing(&self, next_name: &str, next: &SegmentHeader) -> Corruption {
@@ -331,24 +347,36 @@ impl Survey {
         Ok(())
     }
 
-    fn count_records(&mut self) -> Result<(), OpenError> {
-        let (mut marks, mut epochs) = (Marks::default(), Epochs::default());
-        self.each_batch(|_, batch| {
-            for (head, _) in &batch.heads {
-                marks.add(head);
-                epochs.add(head);
-            }
-        })?;
+    /// Adds what a segment of the log contains.
+    fn count(&mut self, counted: Counted) {
+        self.marks.merge(counted.marks);
+        self.epochs.merge(counted.epochs);
+        self.records += counted.records;
+        self.payload_bytes += counted.payload_bytes;
+    }
+
+    /// Subtracts the records that marks cover. Only as much of the log is read again as the marks
+    /// concern.
+    fn leave_out_covered(&mut self) -> Result<(), OpenError> {
+        let Some(up_to) = self.marks.last_covered() else { return Ok(()) };
         let (mut records, mut payload_bytes) = (0, 0);
-        self.each_batch(|segment, batch| {
-            for (position, head, place) in segment.records(batch) {
-                if head.kind != Kind::MARK && !marks.covers(position, head) {
-                    records += 1;
-                    payload_bytes += u64::from(place.sum.bytes);
+        'log: for log in &self.log {
+            let mut scanner = Scanner::new(&log.segment);
+            while scanner.next_number < log.end_number {
+                let batch = scanner.expect_next()?;
+                if batch.header.first_position > up_to.0 {
+                    break 'log;
+                }
+                for (position, head, sum) in batch.records() {
+                    if head.kind != Kind::MARK && self.marks.covers(position, head) {
+                        records += 1;
+                        payload_bytes += u64::from(sum.bytes);
+                    }
                 }
             }
-        })?;
-        (self.marks, self.epochs, self.records, self.payload_bytes) = (marks, epochs, records, payload_bytes);
+        }
+        self.records -= records;
+        self.payload_bytes -= payload_bytes;
         Ok(())
     }
 
@@ -361,6 +389,82 @@ impl Survey {
             }
         }
         Ok(())
+    }
+}
+
+/// The number of segments that are read at the same time.
+const SCANS_MAX: usize = 4;
+
+/// Returns the results of the jobs from 0 to `count`, excluded, which are shared by a few threads.
+fn in_parallel<T: Send>(count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new((0..count).map(|_| None).collect::<Vec<Option<T>>>());
+    let work = || {
+        while let Some(at) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|at| *at < count) {
+            let result = job(at);
+            results.lock()[at] = Some(result);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..SCANS_MAX.min(count) {
+            // If the system refuses the thread, the others do its jobs.
+            let _ = std::thread::Builder::new().name("journal-scan".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    results.into_inner().into_iter().flatten().collect()
+}
+
+/// Reads a segment of the log up to the batch with which the segment `next` continues.
+fn read_up_to(segment: &OpenSegment, next: &OpenSegment) -> Result<Counted, OpenError> {
+    let mut scanner = Scanner::new(segment);
+    let mut counted = Counted::default();
+    while scanner.next_number < next.header.first_number {
+        let batch = scanner.expect_next().map_err(|error| match error {
+            ReadError::Corrupt(mut damage) => {
+                damage.reason = format!(
+                    "{}; the log has batches up to {} here, and continues in {}",
+                    damage.reason,
+                    next.header.first_number - 1,
+                    next.name
+                );
+                damage.into()
+            }
+            disk => disk,
+        })?;
+        counted.add(&batch);
+    }
+    if (scanner.next_number, scanner.last_check) != (next.header.first_number, next.header.previous_check) {
+        let reason = format!("the last batch is not the one that {} follows", next.name);
+        return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
+    }
+    (counted.end_number, counted.end) = (scanner.next_number, scanner.offset);
+    Ok(counted)
+}
+
+/// The content of batches, counted while they are read.
+#[derive(Default)]
+struct Counted {
+    /// The number and the offset of the batch after them.
+    end_number: u64,
+    end: u64,
+    marks: Marks,
+    epochs: Epochs,
+    /// The number of records that are not marks, whether or not a mark covers them.
+    records: u64,
+    payload_bytes: u64,
+}
+
+impl Counted {
+    fn add(&mut self, batch: &ReadBatch) {
+        for (head, sum) in &batch.heads {
+            self.marks.add(head);
+            self.epochs.add(head);
+            if head.kind != Kind::MARK {
+                self.records += 1;
+                self.payload_bytes += u64::from(sum.bytes);
+            }
+        }
     }
 }
 
