@@ -55,12 +55,10 @@ pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Through)
 }
 
-/// Returns a configuration with so much space that nothing has to be flushed, because the store's
-/// copy would count as ours.
+/// Returns a configuration in which nothing is flushed, because the store's copy would count as
+/// ours.
 fn roomy(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
-    let mut config = ample(bytes * 2, objects, write);
-    config.huge_pages = false;
-    config
+    ObjectCacheConfig { huge_pages: false, ..ample(bytes, objects, write) }
 }
 
 fn small(write: WriteMode) -> anyhow::Result<()> {
