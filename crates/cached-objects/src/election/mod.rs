@@ -192,7 +192,7 @@ impl Standing {
         let claims = Claims {
             store: store.backend(),
             records: records.clone(),
-            writer: me.writer,
+            candidate: me.writer,
             journal: self.journal.clone(),
             storing,
         };
@@ -232,12 +232,21 @@ impl Standing {
     }
 }
 
+/// Returns the writer of a leadership, of which each has its own: when the disk of its journal fails,
+/// the cache of a leadership claims further epochs, which the store must refuse to the next one.
+/// Otherwise both would use the same stamps, and what the earlier cache has sent could replace newer
+/// data.
+fn writer_of(candidate: WriterId, epoch: Epoch) -> WriterId {
+    WriterId(candidate.0.wrapping_add(epoch.0.into()))
+}
+
 /// Claims the epoch of a leadership in the whole store.
 #[derive(Clone)]
 struct Claims {
     store: Arc<dyn Blocker>,
     records: Option<Namespace>,
-    writer: WriterId,
+    /// This process among the candidates.
+    candidate: WriterId,
     journal: Option<OwnJournal>,
     storing: watch::Receiver<bool>,
 }
@@ -280,12 +289,13 @@ impl Claims {
         let is_claimed =
             |namespace: &Namespace| !namespace.is_reserved() && self.records.as_ref() != Some(namespace);
         let mut namespaces = found.into_iter().filter(is_claimed);
+        let writer = writer_of(self.candidate, epoch);
         let (mut claims, mut highest, mut failure) = (JoinSet::new(), None, None);
         loop {
             while claims.len() < CLAIMS_MAX
                 && let Some(namespace) = namespaces.next()
             {
-                let mut request = ClaimRequest::new(Scope::Namespace(namespace), epoch, self.writer);
+                let mut request = ClaimRequest::new(Scope::Namespace(namespace), epoch, writer);
                 request.call.deadline = Some(SystemClock.now() + CLAIM_TIMEOUT);
                 let store = Arc::clone(&self.store);
                 claims.spawn(async move { store.claim_in_steps(request).await });
@@ -376,6 +386,7 @@ impl Candidacy {
                 Part::Leading { epoch, .. } if epoch <= self.led => self.elector.fenced(epoch),
                 Part::Leading { epoch, writer, lease } if lease.holds() => {
                     self.led = epoch;
+                    let writer = writer_of(writer, epoch);
                     let leadership = Leadership { epoch, writer, records: self.records.clone() };
                     let has_journal = self.standing.journal.as_ref().is_some_and(OwnJournal::is_usable);
                     return Next::Lead(Tenure { leadership, lease, has_journal });
@@ -471,7 +482,10 @@ mod tests {
     fn claims(store: &Arc<Memory>) -> (Claims, watch::Sender<bool>) {
         let (is_storing, storing) = watch::channel(false);
         let records = Some(Namespace::copy_from(b"registry").unwrap());
-        (Claims { store: Arc::clone(store) as _, records, writer: OWN, journal: None, storing }, is_storing)
+        (
+            Claims { store: Arc::clone(store) as _, records, candidate: OWN, journal: None, storing },
+            is_storing,
+        )
     }
 
     fn run<T>(work: impl Future<Output = T>) -> T {
@@ -518,6 +532,18 @@ mod tests {
         let (claims, _is_storing) = claims(&store);
         assert_eq!(run(claims.clone().claim(Epoch(7))), Claimed::Fenced(Epoch(9)));
         assert_eq!(run(claims.claim(Epoch(10))), Claimed::Granted);
+    }
+
+    #[test]
+    fn an_epoch_that_the_cache_of_an_earlier_leadership_has_claimed_is_not_that_of_the_next_one() {
+        let store = store(&["a"]);
+        let (claims, _is_storing) = claims(&store);
+        assert_eq!(run(claims.clone().claim(Epoch(4))), Claimed::Granted);
+        let scope = Scope::Namespace(Namespace::copy_from(b"a").unwrap());
+        let further = ClaimRequest::new(scope, Epoch(5), writer_of(OWN, Epoch(4)));
+        block_on(store.claim(further)).unwrap();
+        assert_eq!(run(claims.clone().claim(Epoch(5))), Claimed::Fenced(Epoch(5)));
+        assert_eq!(run(claims.claim(Epoch(6))), Claimed::Granted);
     }
 
     /// Another program may have taken its epochs from a clock, in one of the namespaces.

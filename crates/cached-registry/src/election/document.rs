@@ -23,7 +23,7 @@ pub struct Candidate {
     pub node: String,
     /// The address at which clients reach the host, for others to read.
     pub address: String,
-    /// The identity with which this process claims epochs.
+    /// The identity of this process in the election.
     pub writer: WriterId,
 }
 

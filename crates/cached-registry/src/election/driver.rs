@@ -31,8 +31,8 @@ const REQUESTS_MAX: usize = 8;
 /// tokio runtime. It ends when all handles are dropped, or with an error if the host can take part no
 /// longer. If it is dropped, the lease ends at once, and other hosts wait for the rest of it.
 ///
-/// `lease` must be the same on all hosts. `claim` claims an epoch in the store for the writer of `me`,
-/// and should end within its own deadline; meanwhile the lease is renewed. On a disk this function
+/// `lease` must be the same on all hosts. `claim` claims an epoch in the store for this host, and should
+/// end within its own deadline; meanwhile the lease is renewed. On a disk this function
 /// measures the time of its blocks, which blocks the thread for some milliseconds.
 ///
 /// # Errors

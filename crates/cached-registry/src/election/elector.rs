@@ -86,7 +86,7 @@ pub enum Part {
     Leading {
         /// The epoch, which is in force in the store.
         epoch: Epoch,
-        /// The identity with which it was claimed.
+        /// The identity of this process among the candidates.
         writer: WriterId,
         /// The lease of this leadership.
         lease: Arc<Lease>,
