@@ -92,6 +92,7 @@ pub trait BlockerExt: Blocker {
     /// Those of [`Blocker::claim`]; then an epoch in between may be in force.
     fn claim_in_steps(&self, request: ClaimRequest) -> impl Future<Output = Result<ClaimReply>> + Send {
         async move {
+            let mut step = Epoch(0);
             loop {
                 let refused = match self.claim(request.clone()).await {
                     Err(error @ Error::Invalid(_)) => error,
@@ -103,10 +104,11 @@ pub trait BlockerExt: Blocker {
                     Err(Error::Fenced { epoch }) => epoch,
                     Err(error) => return Err(error),
                 };
-                if check_epoch_step(in_force, request.epoch).is_ok() {
+                // A store that does not put the steps in force is not asked for ever.
+                if in_force < step || check_epoch_step(in_force, request.epoch).is_ok() {
                     return Err(refused);
                 }
-                let step = Epoch(in_force.0 + EPOCH_STEP_MAX);
+                step = Epoch(in_force.0 + EPOCH_STEP_MAX);
                 self.claim(ClaimRequest { epoch: step, ..request.clone() }).await?;
             }
         }
