@@ -122,7 +122,11 @@ impl ObjectThread {
                 closed
             }
             // The end is wanted, or the leadership has ended.
-            Err(ObjectsError::Ended) => Closed::Left,
+            Err(ObjectsError::Ended) => {
+                // Nothing was served. This fails if the leadership has ended.
+                let _ = in_runtime(candidacy.release(Some(Release::Anyone)));
+                Closed::Left
+            }
             Err(error) => {
                 tracing::error!(cause = %error, %epoch, "this host cannot serve, and steps down");
                 self.control.listening().close();
