@@ -252,8 +252,8 @@ struct Claims {
 }
 
 impl Claims {
-    /// Settles the journal of this host, and claims every namespace in the store, so that an epoch that another writer has left there is
-    /// found before anything is served.
+    /// Settles the journal of this host, and claims every namespace in the store, so that an epoch that
+    /// another writer has left there is found before anything is served.
     async fn claim(mut self, epoch: Epoch) -> Claimed {
         // Otherwise the claim would refuse what an earlier leadership of this host still stores.
         // Fails if the candidacy has ended, whose claims no longer matter.
@@ -270,7 +270,7 @@ impl Claims {
                 Err(Unsettled::Stuck(cause)) => {
                     tracing::error!(
                         cause,
-                        "this host cannot lead: the journal has changes that it can neither store nor set aside"
+                        "this host cannot lead, because its journal cannot be settled: other hosts may take the lease"
                     );
                     return Claimed::Unable;
                 }
@@ -364,10 +364,10 @@ impl Candidacy {
 
     /// Leaves the election, and waits for a while until its connections are closed.
     pub(super) fn leave(self) {
-        let Candidacy { elector, reported, thread, requests, .. } = self;
+        let Candidacy { elector, reported, thread, requests, is_storing, .. } = self;
         reported.clear();
-        // The election ends with its last handle.
-        drop((elector, requests));
+        // The election ends with its last handle, and the settling of the journal with `is_storing`.
+        drop((elector, requests, is_storing));
         if !is_done_in_time(|| thread.as_ref().is_none_or(JoinHandle::is_finished)) {
             tracing::warn!("the election's store is still in use");
         }
