@@ -59,9 +59,9 @@ pub fn backend(store: &Daemon) -> String {
 }
 
 impl Pair {
-    /// Starts two hosts of `cached` over a store, with a lease of `lease_secs` seconds; `backend` and `registry` are
-    /// the lines of these tables, and `objects` further lines of `[objects]`. Waits until one of them
-    /// leads.
+    /// Starts two hosts of `cached` over a store, with a lease of `lease_secs` seconds; `backend` and
+    /// `registry` are the lines of these tables, and `objects` further lines of `[objects]`. Waits until
+    /// one of them leads.
     ///
     /// # Panics
     /// If they do not start, or none leads.

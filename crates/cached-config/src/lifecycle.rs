@@ -218,7 +218,8 @@ impl ShutdownError {
 
 /// Stores dirty data, for at most `flush_max`, and closes the journal, if there is one, which then
 /// has nothing to replay. Data that the store does not accept in time is not lost if the journal
-/// has all of it: the next startup stores it, unless the writer is elected. No other task may change the cache any more.
+/// has all of it: the next startup stores it, unless the writer is elected. No other task may change
+/// the cache any more.
 ///
 /// # Errors
 /// [`ShutdownError`] if acknowledged data is neither stored nor in the journal, or if objects could

@@ -124,8 +124,8 @@ impl ObjectsError {
     }
 }
 
-/// An open object cache, or an open store that is served without one. Clients can connect, and are served once [`serve`](Objects::serve) and
-/// then [`ObjectsControl::serve`] have been called.
+/// An open object cache, or an open store that is served without one. Clients can connect, and are
+/// served once [`serve`](Objects::serve) and then [`ObjectsControl::serve`] have been called.
 pub struct Objects {
     open: Open,
     memory_bytes_max: u64,

@@ -12,9 +12,10 @@
 //! namespace before this cache has the next epoch makes the store refuse that epoch, because there
 //! is none in between; one that claims it afterwards makes the store refuse the applied changes.
 //!
-//! If the store has another epoch in force, there are two cases. Either this cache claimed the epoch in force itself, to void its journal
-//! after the journal's disk had failed: then the changes of the records are stored, and the records
-//! are left out. Or another writer claimed it: then the records must not be applied.
+//! If the store has another epoch in force, there are two cases. Either this cache claimed the epoch
+//! in force itself, to void its journal after the journal's disk had failed: then the changes of the
+//! records are stored, and the records are left out. Or another writer claimed it: then the records
+//! must not be applied.
 //!
 //! A failed attempt to begin may leave claims in the store, even if no response arrived. The next
 //! attempt repeats these claims instead of the journal's epochs: otherwise it would take its own
