@@ -115,7 +115,8 @@ impl Endpoint {
         }
     }
 
-    /// Starts versitygw like [`start`](Self::start), with its objects in the directory `place`.
+    /// Starts versitygw like [`start`](Self::start), with its objects in the directory `place`. An
+    /// object's metadata are in extended attributes, which a tmpfs of kernels before 6.6 lacks.
     ///
     /// # Panics
     /// If the endpoint does not start.
@@ -127,8 +128,6 @@ impl Endpoint {
             );
             return None;
         };
-        // On disk, because an object's metadata are in extended attributes, which a tmpfs of older
-        // kernels lacks.
         let dir = tempfile::Builder::new().prefix("versitygw").tempdir_in(place).expect("a directory");
         // versitygw mistakes a path that is a prefix of another one for its parent directory.
         let place = |name: &str| {

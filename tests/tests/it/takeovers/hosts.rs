@@ -42,9 +42,20 @@ pub(crate) enum By {
 /// The running store. A store in files has a file system of its own, if this machine lets tests mount
 /// one.
 enum Behind {
-    Synapsed { address: SocketAddr, _daemon: Daemon, disk: Option<SmallDisk>, _dir: tempfile::TempDir },
+    Synapsed {
+        address: SocketAddr,
+        _daemon: Daemon,
+        disk: Option<SmallDisk>,
+        _dir: tempfile::TempDir,
+    },
     Rados(Cluster),
-    Versitygw { address: SocketAddr, _endpoint: Endpoint, keys: tempfile::TempDir, disk: Option<SmallDisk> },
+    /// The file system, which is mounted in the directory of the keys, is dropped before it.
+    Versitygw {
+        address: SocketAddr,
+        _endpoint: Endpoint,
+        disk: Option<SmallDisk>,
+        keys: tempfile::TempDir,
+    },
 }
 
 /// The hosts, and all that they use.
@@ -153,7 +164,7 @@ impl Behind {
                 let (id, secret) = (&user.access_key, &user.secret_key);
                 let text = format!("[default]\naws_access_key_id = {id}\naws_secret_access_key = {secret}\n");
                 write_secret(&keys.path().join("credentials"), &text);
-                Self::Versitygw { address: address_of(endpoint.url()), _endpoint: endpoint, keys, disk }
+                Self::Versitygw { address: address_of(endpoint.url()), _endpoint: endpoint, disk, keys }
             }
         })
     }
