@@ -15,7 +15,7 @@ use cached_config::{
     SynapseTable, check_addresses, invalid, parse_config, secret_warning,
 };
 use cached_core::object::{ObjectCache, Writer};
-use cached_objects::{ListenerFiles, ServiceConfig, check_election};
+use cached_objects::{ListenerFiles, ServiceConfig, check_election, is_elected};
 use cached_process::log::LogTable;
 use cached_registry::RegistryTable;
 use cached_tls::ServerTls;
@@ -185,7 +185,9 @@ impl Config {
         let admin = self.admin.as_ref().map_or(0, AdminTable::descriptors_max);
         let listener = u64::from(self.synapse.connections_max) + 3 * self.synapse.threads as u64;
         let http = self.http().map_or(0, HttpTable::descriptors_max);
-        listener + admin + http + self.backend.descriptors_max() + 32
+        // An election has a connection of its own.
+        let stores = 1 + u64::from(self.objects.as_ref().is_some_and(is_elected));
+        listener + admin + http + stores * self.backend.descriptors_max() + 32
     }
 
     /// Checks everything that can be checked without opening the backend or a socket.

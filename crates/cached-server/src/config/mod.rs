@@ -48,6 +48,7 @@ use cached_config::{Listening, check_addresses, load_tls, secret_warning};
 use cached_core::arena::ArenaFile;
 use cached_memcached::exit_of_memory_file;
 use cached_memcached::settings::{ListenAddress, Settings};
+use cached_objects::is_elected;
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
 use std::path::PathBuf;
@@ -84,7 +85,9 @@ impl Config {
         let File { synapse, nbd, admin, .. } = &self.file;
         let objects =
             synapse.as_ref().map_or(0, |table| table.connections_max as usize + 3 * table.threads + 16);
-        let store = self.store().map_or(0, |store| store.descriptors_max() as usize);
+        // An election has a connection of its own.
+        let stores = 1 + usize::from(self.file.objects.as_ref().is_some_and(is_elected));
+        let store = stores * self.store().map_or(0, |store| store.descriptors_max() as usize);
         let nbd = nbd.as_ref().map_or(0, NbdTable::descriptors_max);
         let admin = admin.as_ref().map_or(0, |table| table.descriptors_max() as usize);
         #[cfg(feature = "sidecar")]
