@@ -275,7 +275,7 @@ impl Survey {
             }
         };
         // The first error is that of the newest segment.
-        let counted = in_parallel(1 + others.len(), job).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let counted = in_parallel(1 + others.len(), job)?;
         if let Some(problem) = problem {
             return Err(problem.into());
         }
@@ -396,12 +396,23 @@ impl Survey {
 const SCANS_MAX: usize = 4;
 
 /// Returns the results of the jobs from 0 to `count`, excluded, which are shared by a few threads.
-fn in_parallel<T: Send>(count: usize, job: impl Fn(usize) -> T + Sync) -> Vec<T> {
+/// After an error, no further job begins.
+///
+/// # Errors
+/// Of the jobs that fail, the error of the one with the lowest number.
+fn in_parallel<T: Send, E: Send>(
+    count: usize,
+    job: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     let next = AtomicUsize::new(0);
-    let results = Mutex::new((0..count).map(|_| None).collect::<Vec<Option<T>>>());
+    let results = Mutex::new((0..count).map(|_| None).collect::<Vec<Option<Result<T, E>>>>());
     let work = || {
         while let Some(at) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|at| *at < count) {
             let result = job(at);
+            if result.is_err() {
+                // Jobs begin in order, so all jobs before this one have begun, and will end.
+                next.store(count, Ordering::Relaxed);
+            }
             results.lock()[at] = Some(result);
         }
     };
