@@ -264,24 +264,27 @@ impl Survey {
     fn read_others(&mut self, end: Chain) -> Result<(), OpenError> {
         let Some(last) = self.log.pop() else { return Ok(()) };
         let (others, problem) = self.find_others(&last.segment);
-        let job = |at: usize| -> Result<Counted, OpenError> {
-            match at.checked_sub(1) {
+        // Each segment is counted as soon as it has been read: several may contain the same marks.
+        let survey = Mutex::new(&mut *self);
+        let job = |at: usize| -> Result<(u64, u64), OpenError> {
+            let counted = match at.checked_sub(1) {
                 None => {
                     Scanner::at(&last.segment, end.clone()).check_nothing_behind()?;
-                    Ok(Counted::default())
+                    return Ok((last.end_number, last.end));
                 }
-                Some(0) => read_up_to(&others[0].segment, &last.segment),
-                Some(at) => read_up_to(&others[at].segment, &others[at - 1].segment),
-            }
+                Some(0) => read_up_to(&others[0].segment, &last.segment)?,
+                Some(at) => read_up_to(&others[at].segment, &others[at - 1].segment)?,
+            };
+            let end = (counted.end_number, counted.end);
+            survey.lock().count(counted);
+            Ok(end)
         };
         // The first error is that of the newest segment.
-        let counted = in_parallel(1 + others.len(), job)?;
+        let ends = in_parallel(1 + others.len(), job)?;
         if let Some(problem) = problem {
             return Err(problem.into());
         }
-        let ends = counted[1..].iter().map(|counted| (counted.end_number, counted.end)).collect::<Vec<_>>();
-        counted.into_iter().for_each(|counted| self.count(counted));
-        let others = others.into_iter().zip(ends);
+        let others = others.into_iter().zip(ends.into_iter().skip(1));
         self.log = others.map(|(log, (end_number, end))| LogSegment { end_number, end, ..log }).collect();
         self.log.reverse();
         self.log.push(last);
