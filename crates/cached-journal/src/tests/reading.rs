@@ -61,6 +61,9 @@ fn reading_in_pieces_returns_every_record_but_marks_and_what_they_cover() {
         let (_journal, replay) = kit.open().unwrap();
         let content = one_by_one(&replay);
         assert_eq!(in_pieces(&replay), content, "seed {seed}");
+        let payload_bytes = content.iter().map(|(_, _, payload)| payload.len() as u64).sum::<u64>();
+        let counted = (replay.len(), replay.payload_bytes());
+        assert_eq!(counted, (content.len() as u64, payload_bytes), "seed {seed}");
         records += content.len();
     }
     assert!(records > 1000);
