@@ -73,12 +73,12 @@ pub const EPOCH_STEP_MAX: u64 = 1 << 51;
 pub fn check_epoch_step(in_force: Epoch, epoch: Epoch) -> Result<()> {
     match epoch.0.saturating_sub(in_force.0) <= EPOCH_STEP_MAX {
         true => Ok(()),
-        false => Err(is_too_large_a_step(in_force, epoch)),
+        false => Err(step_too_large(in_force, epoch)),
     }
 }
 
 #[cold]
-fn is_too_large_a_step(in_force: Epoch, epoch: Epoch) -> Error {
+fn step_too_large(in_force: Epoch, epoch: Epoch) -> Error {
     let text = format!(
         "epoch {epoch} is more than {EPOCH_STEP_MAX} above the current epoch {in_force}; a writer claims the next one"
     );
