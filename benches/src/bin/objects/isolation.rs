@@ -151,7 +151,7 @@ fn hot_beside_stream(seconds: u64) -> anyhow::Result<()> {
                 own("hot", WriteMode::Through, hot),
                 stream_terms.with(NamespaceKey::DirtyBytesMax, 8 << 20),
             ],
-            ..ample(16 << 20, 1000, WriteMode::Through)
+            ..ample(8 << 20, 1000, WriteMode::Through)
         };
         let cache = over_slow(&["hot".to_owned(), "stream".to_owned()], config)?;
         for block in 0..OBJECT / BLOCK {
@@ -191,7 +191,7 @@ fn eight_reservations(seconds: u64) -> anyhow::Result<()> {
         names.iter().zip(&rates).map(|(name, rate)| own(name, WriteMode::Through, reserved(*rate))).collect();
     let greedy = StoreTerms { weight: StoreTerms::WEIGHT_MAX, ..StoreTerms::default() };
     namespaces.push(own(&names[8], WriteMode::Through, greedy));
-    let config = ObjectCacheConfig { namespaces, ..ample(16 << 20, 1000, WriteMode::Through) };
+    let config = ObjectCacheConfig { namespaces, ..ample(8 << 20, 1000, WriteMode::Through) };
     let cache = over_slow(&names, config)?;
     let stop = AtomicBool::new(false);
     let got: Vec<f64> = std::thread::scope(|scope| {
@@ -230,7 +230,7 @@ fn lent_and_back(seconds: u64) -> anyhow::Result<()> {
             own(&names[0], WriteMode::Through, reserved(RATE)),
             own(&names[1], WriteMode::Through, heavy),
         ],
-        ..ample(16 << 20, 1000, WriteMode::Through)
+        ..ample(8 << 20, 1000, WriteMode::Through)
     };
     let cache = over_slow(&names, config)?;
     let stop = AtomicBool::new(false);
