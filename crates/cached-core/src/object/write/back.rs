@@ -268,10 +268,14 @@ mod tests {
 
     use blocker::clock::Sleep;
     use blocker::executor::block_on;
-    use blocker::{BlockerExt, Clock, Memory, Name, Namespace, ObjectId, WriteMode};
+    use blocker::{
+        Blocker, BlockerExt, Clock, Memory, Name, Namespace, ObjectId, ReadRequest, SystemClock, WriteMode,
+        WriteRequest,
+    };
 
     use super::*;
     use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+    use crate::object::tasks::serial::tests::jobs_run;
     use crate::object::{ObjectCache, read};
 
     /// A clock whose timers fire when they are first polled, and call a function just before.
@@ -318,7 +322,7 @@ mod tests {
             let (cache, _background) =
                 ObjectCache::new(Arc::new(Memory::default()), config, Arc::clone(&clock) as _).unwrap();
             let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
-            let write = |byte: u8| blocker::WriteRequest::new(id.clone(), 0, vec![byte; 4096]);
+            let write = |byte: u8| WriteRequest::new(id.clone(), 0, vec![byte; 4096]);
             block_on(cache.write(write(1))).unwrap();
             let shared = Arc::clone(cache.shared());
             let hash = shared.hash(&id);
@@ -352,7 +356,7 @@ mod tests {
             let Poll::Ready(answer) = answer else { panic!("an answer at the deadline") };
             drop(late);
             end.into_iter().for_each(|end| end());
-            let request = Arc::new(blocker::ReadRequest::new(id.clone(), 0, 1));
+            let request = Arc::new(ReadRequest::new(id.clone(), 0, 1));
             let found = block_on(read::read(Arc::clone(&shared), (*request).clone(), hash)).unwrap();
             let is_made = found.data.to_vec() == [2];
             assert_eq!(is_made, section_comes_first);
@@ -361,5 +365,34 @@ mod tests {
                 false => assert_eq!(answer.unwrap_err(), Error::DeadlinePassed),
             }
         }
+    }
+
+    /// The room for the dirty bucket is taken in the same section.
+    #[test]
+    fn a_write_over_stored_data_enters_its_object_once() {
+        let store = Arc::new(Memory::default());
+        let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
+        block_on(store.write(WriteRequest::new(id.clone(), 0, vec![7; 8192]))).unwrap();
+        let config = ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            dirty_bytes_max: MEMORY_BYTES_MIN / 2,
+            write: WriteMode::Back,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, _background) = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
+        let read = || block_on(cache.read(ReadRequest::new(id.clone(), 0, 8192))).unwrap().data.to_vec();
+        assert_eq!(read(), [7; 8192]);
+        let jobs_of_write = |offset| {
+            let before = jobs_run();
+            block_on(cache.write(WriteRequest::new(id.clone(), offset, vec![8; 4096]))).unwrap();
+            jobs_run() - before
+        };
+        // The first write of the object may ask the store for more than a read needs.
+        jobs_of_write(0);
+        assert_eq!(jobs_of_write(4096), 1);
+        assert_eq!(read(), [8; 8192]);
+        assert_eq!(cache.shared().metrics.dirty_room.dirty(), 2);
+        cache.validate().unwrap();
     }
 }
