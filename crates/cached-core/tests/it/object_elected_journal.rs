@@ -97,6 +97,37 @@ fn what_a_killed_leader_has_logged_is_set_aside_once_another_host_has_led() {
     assert_nothing_stored(&store);
 }
 
+/// A cache that runs reports the loss, whatever it has acknowledged, and leaves the journal to the next
+/// start.
+#[test]
+fn what_a_running_cache_loses_to_another_host_is_reported_and_set_aside() {
+    for leader in [None, leadership(EPOCH)] {
+        let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
+        let mut process = Process::lead(&disk, &store, 1, leader.clone()).unwrap();
+        process.begin().unwrap();
+        let durability = if leader.is_some() { Durability::Cached } else { Durability::Journaled };
+        let contents: Vec<_> = (0..OBJECTS).map(|object| Some(pattern(object as u64, 0, 3000))).collect();
+        for (object, content) in contents.iter().enumerate() {
+            let cache = process.cache.clone();
+            let write = WriteRequest::new(name(object), 0, content.clone().unwrap()).durability(durability);
+            assert_eq!(process.run(async move { cache.write(write).await }).unwrap().durability, durability);
+        }
+        take_over(&store, EPOCH + 1);
+        let cache = process.cache.clone();
+        let flushed = process.run(async move { cache.flush(FlushRequest::new(Scope::All)).await });
+        assert!(matches!(flushed, Err(Error::WritesLost(_))), "{flushed:?}");
+        assert_eq!(process.cache.lost().objects.len(), OBJECTS);
+        process.go_on();
+        drop(process);
+        disk.kill_process();
+        let mut process = Process::start(&disk, &store, 2).unwrap();
+        process.begin().unwrap();
+        assert_kept(&disk, "overtaken-1", &contents);
+        process.settle();
+        assert_nothing_stored(&store);
+    }
+}
+
 /// A host whose lease has ended claims the store late, between the looks at the epoch in force and the
 /// claim of the next one, or at any other moment up to the last change.
 #[test]
@@ -121,6 +152,7 @@ fn a_late_claim_at_any_moment_of_a_recovery_is_never_overwritten() {
         process.settle();
         let cache = process.cache.clone();
         let flushed = process.run(async move { cache.flush(FlushRequest::new(Scope::All)).await });
+        process.go_on();
         drop(process);
         disk.kill_process();
         if content(&memory, &name(OBJECTS - 1)) == contents[OBJECTS - 1] {

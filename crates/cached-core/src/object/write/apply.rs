@@ -300,7 +300,9 @@ pub(super) fn apply(
     }
     let (version, now) = made;
     object.note_change(now, version, terms.domain);
-    object.pending.is_acknowledged |= terms.durability == Durability::Cached;
+    let is_logged = matches!(logged, Entry::Record(..));
+    object.pending.is_acknowledged |=
+        terms.durability == Durability::Cached || terms.durability == Durability::Journaled && is_logged;
     let is_pending = enqueue(shared, object, env);
     let (position, released) = match logged {
         Entry::Record(position, hold) => (Some(position), keep_hold(shared, object, hold)),

@@ -15,7 +15,7 @@ use crate::object::config::Writer;
 use crate::object::journal::ChangeLog;
 use crate::object::read::load::{ask_info, run_max};
 use crate::object::shared::calls::begin;
-use crate::object::shared::claim::{log_failure, narrow_rest, note_answer, own_stamp};
+use crate::object::shared::claim::{log_failure, narrow_rest, note_answer, own_epoch, own_stamp};
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
 use crate::object::state::losses::Lost;
@@ -50,6 +50,8 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
             Some((plan, result))
         }
     };
+    let is_refused = matches!(&result, Some((_, Err(Error::Fenced { .. }))));
+    let is_overtaken = is_refused && is_overtaken(&shared, &handle.id().namespace).await;
     let (own, id) = (Arc::clone(&shared), handle.id().clone());
     let ended = handle.enter(move |object, env| {
         let (mut done, mut left, mut failure, mut loss) = (Vec::new(), 0, None, None);
@@ -78,7 +80,9 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     loss = lost.zip(result.err()).map(list);
                 }
                 done.extend(waiters.into_iter().map(|ticket| (ticket, Err(refusal.clone()))));
-                mark_lost(&own, &id);
+                if !is_overtaken {
+                    mark_lost(&own, &id);
+                }
                 object.pending.is_held = false;
                 released.extend(dirty_queue.release_all(number));
             } else {
@@ -176,7 +180,13 @@ fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
     }
 }
 
-/// Marks the lost changes of an object in the log, if that is possible at once: they cannot be
+/// Returns whether another writer holds a whole namespace of which changes were logged: then the next
+/// start sets the journal aside, from which an operator can still save them.
+async fn is_overtaken(shared: &Arc<Shared>, namespace: &Namespace) -> bool {
+    shared.journal.log.is_some() && matches!(own_epoch(shared, namespace).await, Err(Error::Fenced { .. }))
+}
+
+/// Marks the lost changes of an object in the log, if that is possible at once: they must not be
 /// stored after a restart either.
 fn mark_lost(shared: &Shared, object: &ObjectId) {
     let Some(log) = &shared.journal.log else { return };
