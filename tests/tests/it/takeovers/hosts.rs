@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cached_tests::ceph::Cluster;
-use cached_tests::daemon::{Daemon, wait_for, write_secret};
-use cached_tests::outside::{find_program, kill_with_thread, skip};
+use cached_tests::daemon::{DEADLINE, Daemon, write_secret};
+use cached_tests::outside::{find_program, kill_with_thread, run, skip, text};
 use cached_tests::pair::{Host, NODES, Pair};
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
@@ -260,14 +260,20 @@ impl Hosts {
     /// Waits until a host leads; returns it and its epoch.
     ///
     /// # Panics
-    /// If none leads in time.
+    /// If none leads in time, with the logs.
     pub(crate) fn leader(&self) -> (usize, u64) {
-        wait_for("a leader with an epoch", || {
-            let leader = self.pair.leader();
-            let report = self.pair.report(leader);
-            // It may have lost the lead meanwhile.
-            report["epoch"].as_u64().filter(|_| report["role"] == "leader").map(|epoch| (leader, epoch))
-        })
+        let begun = Instant::now();
+        loop {
+            for host in (0..2).filter(|host| self.pair.serves(*host)) {
+                let report = self.pair.report(host);
+                // It may have lost the lead meanwhile.
+                if let Some(epoch) = report["epoch"].as_u64().filter(|_| report["role"] == "leader") {
+                    return (host, epoch);
+                }
+            }
+            assert!(begun.elapsed() < DEADLINE, "no host leads\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Returns the relays between a host and its store or registry.
@@ -329,5 +335,10 @@ impl Hosts {
         cluster.dev("osd", &["0", "pause"]);
         std::thread::sleep(time);
         cluster.dev("osd", &["0", "resume"]);
+        // As the OSDs of a larger cluster do. Otherwise it sometimes delays all requests for ever,
+        // because it takes its right to answer reads for lapsed.
+        let mut command = Command::new("ceph");
+        let output = run(command.arg("--conf").arg(cluster.conf()).args(["osd", "down", "0"]), DEADLINE);
+        assert!(output.status.success(), "{}", text(&output));
     }
 }
