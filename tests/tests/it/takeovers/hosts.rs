@@ -225,7 +225,7 @@ impl Hosts {
             };
             // As on two machines, each host has a name of its own as the owner of volumes.
             let more = format!(
-                "[objects.http]\nlisten = [\"{}\"]\nthreads = 1\n[volumes]\nowner = \"{}\"\n\
+                "[objects.http]\nlisten = [\"{}\"]\nthreads = 1\nrequest_timeout_ms = 2000\n[volumes]\nowner = \"{}\"\n\
                  [nbd]\nlisten = [\"unix:PLACE/nbd\"]\nthreads = 1\n",
                 http[host], NODES[host]
             );
