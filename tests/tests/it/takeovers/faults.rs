@@ -121,8 +121,8 @@ fn share(random: &mut SmallRng, percent: std::ops::Range<u32>) -> Duration {
     LEASE * random.random_range(percent) / 100
 }
 
-/// Leaves the store no space for `time`, and until it has refused something. Returns false if this
-/// machine does not let tests mount its file system.
+/// Leaves the store no space for `time`, and until a client was refused or, with the registry in the
+/// store, no host leads. Returns false if this machine does not let tests mount its file system.
 fn without_space(hosts: &Hosts, time: Duration, counts: &Counts) -> bool {
     if let Some(cluster) = hosts.cluster() {
         // Its clients wait.
@@ -134,8 +134,9 @@ fn without_space(hosts: &Hosts, time: Duration, counts: &Counts) -> bool {
     let Some(disk) = hosts.disk() else { return false };
     let refused = || counts.failed() + counts.http_refused.load(Ordering::Relaxed);
     let (begun, before) = (Instant::now(), refused());
-    while begun.elapsed() < time || refused() == before {
-        assert!(begun.elapsed() < DEADLINE, "a store without space refuses nothing\n{}", hosts.logs());
+    let is_noticed = || refused() > before || !(0..2).any(|host| hosts.pair.serves(host));
+    while begun.elapsed() < time || !is_noticed() {
+        assert!(begun.elapsed() < DEADLINE, "nobody notices that the store is full\n{}", hosts.logs());
         // The store makes room itself when it replaces objects.
         disk.fill();
         std::thread::sleep(Duration::from_millis(2));
