@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::append::{AlignedBuffer, Hold};
 use crate::disk::Disk;
 use crate::error::{Corruption, DiskError, OpenError, ReadError};
-use crate::format::{BLOCK_BYTES, BatchHeader, PayloadSum, batch_bytes_max, checksum, decode_heads};
+use crate::format::{BLOCK_BYTES, PayloadSum, checksum};
 use crate::record::{Epochs, Head, Kind, Position};
-use crate::scan::{Chain, OpenSegment, PayloadPlace, Scanner};
+use crate::scan::{Chain, Extent, OpenSegment, PIECE_BYTES, PayloadPlace, ReadBatch, Scanner, Window};
 use crate::shared::Shared;
 use crate::survey::{KEPT_ASIDE_MAX, SUPERBLOCK_NAME, Survey, aside_name, put_superblock, segment_index};
 
@@ -116,7 +116,7 @@ impl Replay {
     /// sequential reads.
     pub fn reader(&self) -> Reader {
         let survey = Arc::clone(&self.survey);
-        Reader { survey, log: 0, chain: None, window: Window::default(), current: None }
+        Reader { survey, log: 0, chain: None, window: Window::new(PIECE_BYTES), current: None }
     }
 
     /// Returns a reader of single records by their places. The reader does not hold the segments;
@@ -277,9 +277,6 @@ impl Iterator for Records<'_> {
     }
 }
 
-/// The length of one read, in bytes.
-const PIECE_BYTES: usize = 1 << 20;
-
 /// The place of a record in a recovered log. Valid for the [`Source`] and the [`Reader`] of the
 /// same replay.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -352,50 +349,6 @@ pub struct Reader {
     current: Option<Current>,
 }
 
-/// The bytes of the current segment that have been read.
-#[derive(Default)]
-struct Window {
-    bytes: Vec<u8>,
-    /// The offset of these bytes in the segment.
-    at: u64,
-    len: usize,
-}
-
-impl Window {
-    /// Ensures that `len` bytes from `offset` on are in memory, as far as the segment has them.
-    /// Also reads ahead.
-    fn fetch(&mut self, segment: &OpenSegment, offset: u64, len: usize) -> Result<(), ReadError> {
-        let end = self.at + self.len as u64;
-        if self.at <= offset && offset + len as u64 <= end {
-            return Ok(());
-        }
-        let kept = if (self.at..end).contains(&offset) {
-            let skip = (offset - self.at) as usize;
-            self.bytes.copy_within(skip..self.len, 0);
-            self.len - skip
-        } else {
-            0
-        };
-        let wanted = kept.max(len).max(PIECE_BYTES);
-        let left = segment.segment_bytes.saturating_sub(offset);
-        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(wanted);
-        if self.bytes.len() < wanted {
-            self.bytes.resize(wanted, 0);
-        }
-        (self.at, self.len) = (offset, kept);
-        if wanted > kept {
-            self.len += segment.read(offset + kept as u64, &mut self.bytes[kept..wanted])?;
-        }
-        Ok(())
-    }
-
-    /// Returns `len` bytes from `offset` on, or fewer if they have not all been fetched.
-    fn get(&self, offset: u64, len: usize) -> &[u8] {
-        let from = usize::try_from(offset - self.at).unwrap_or(usize::MAX).min(self.len);
-        &self.bytes[from..from.saturating_add(len).min(self.len)]
-    }
-}
-
 impl Reader {
     /// Reads the next record to apply, or returns `None` at the end of the log.
     ///
@@ -442,27 +395,21 @@ impl Reader {
             let segment = &log.segment;
             let chain = self.chain.get_or_insert_with(|| Chain::new(segment));
             if chain.next_number >= log.end_number {
-                (self.chain, self.window.len) = (None, 0);
+                self.chain = None;
+                self.window.clear();
                 self.log += 1;
                 continue;
             }
             let offset = chain.offset;
-            let broken = |reason| ReadError::Corrupt(Corruption::new(&segment.name, offset, reason));
-            self.window.fetch(segment, offset, BLOCK_BYTES)?;
-            let room = segment.segment_bytes.saturating_sub(offset);
-            let room = room.min(batch_bytes_max(segment.segment_bytes));
-            let header = BatchHeader::peek(self.window.get(offset, BLOCK_BYTES), room).map_err(broken)?;
-            let layout = header.layout();
-            self.window.fetch(segment, offset, layout.total as usize)?;
-            let header_and_heads = self.window.get(offset, layout.heads_end as usize);
-            let heads = decode_heads(&header, chain.salt, header_and_heads).map_err(broken)?;
-            chain.follow(&header).map_err(broken)?;
+            let batch = self.window.read_batch(segment, offset, chain.salt, Extent::Whole);
+            let ReadBatch { header, heads, .. } = batch.map_err(|error| error.at(segment, offset))?;
+            chain.follow(&header).map_err(|reason| Corruption::new(&segment.name, offset, reason))?;
             self.current = Some(Current {
                 offset,
                 heads,
                 first_position: header.first_position,
                 next: 0,
-                payload_at: offset + layout.payload_at,
+                payload_at: offset + header.layout().payload_at,
             });
             return Ok(true);
         }

@@ -16,11 +16,11 @@ use crate::record::{Head, Position};
 /// The length of one read while searching for batches, in bytes.
 const SEARCH_BYTES: u64 = 1 << 20;
 
-/// The number of bytes that a scan reads ahead of its current batch.
-const AHEAD_BYTES: u64 = 8 << 20;
-/// Batches larger than this are not read ahead. A scan needs only the heads of the batches, and
-/// reading the heads individually is then faster than reading everything between them.
-const AHEAD_BATCH_BYTES_MAX: u64 = 256 << 10;
+/// The length of one read of consecutive batches, in bytes.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
+/// The heads of batches larger than this are read individually: this is then faster than reading
+/// everything between them.
+const PIECES_BATCH_BYTES_MAX: u64 = 256 << 10;
 
 /// A segment whose header is known.
 #[derive(Clone)]
@@ -120,8 +120,7 @@ impl Chain {
 pub(crate) struct Scanner<'a> {
     pub(crate) segment: &'a OpenSegment,
     chain: Chain,
-    /// The offset up to which the segment has been read ahead.
-    ahead_to: u64,
+    window: Window,
 }
 
 impl Deref for Scanner<'_> {
@@ -138,7 +137,7 @@ impl<'a> Scanner<'a> {
 
     /// Returns a scanner that continues at a position in the chain.
     pub(crate) fn at(segment: &'a OpenSegment, chain: Chain) -> Self {
-        Self { segment, chain, ahead_to: 0 }
+        Self { segment, chain, window: Window::new(PIECE_BYTES) }
     }
 
     /// Returns the position in the chain.
@@ -148,9 +147,10 @@ impl<'a> Scanner<'a> {
 
     fn try_next(&mut self) -> Result<ReadBatch, ScanError> {
         let offset = self.chain.offset;
-        let batch = self.segment.read_batch(offset, self.chain.salt)?;
+        let batch = self.window.read_batch(self.segment, offset, self.chain.salt, Extent::Heads)?;
         self.chain.follow(&batch.header).map_err(ScanError::Break)?;
-        self.read_ahead(self.chain.offset - offset);
+        let is_small = batch.header.layout().total <= PIECES_BATCH_BYTES_MAX;
+        self.window.piece_bytes = if is_small { PIECE_BYTES } else { BLOCK_BYTES };
         Ok(batch)
     }
 
@@ -167,20 +167,6 @@ impl<'a> Scanner<'a> {
     /// Reads the next batch, which must exist, and advances past it.
     pub(crate) fn expect_next(&mut self) -> Result<ReadBatch, ReadError> {
         self.try_next().map_err(|error| error.at(self.segment, self.chain.offset))
-    }
-
-    /// Reads the following bytes in the background if the batches are small. `batch_bytes` is the
-    /// length of the last batch.
-    fn read_ahead(&mut self, batch_bytes: u64) {
-        let (here, end) = (self.chain.offset, self.segment.segment_bytes);
-        if batch_bytes > AHEAD_BATCH_BYTES_MAX || (here + AHEAD_BYTES / 2).min(end) <= self.ahead_to {
-            return;
-        }
-        let from = self.ahead_to.max(here);
-        self.ahead_to = (here + AHEAD_BYTES).min(end);
-        if from < self.ahead_to {
-            self.segment.file.read_ahead(from, self.ahead_to - from);
-        }
     }
 
     /// Searches for a later batch after the end of the log.
@@ -270,19 +256,7 @@ impl OpenSegment {
 
     /// Reads a batch's header and heads, if they are intact under a salt.
     pub(crate) fn read_batch(&self, offset: u64, salt: u32) -> Result<ReadBatch, ScanError> {
-        let mut bytes = vec![0; BLOCK_BYTES];
-        let read = self.read(offset, &mut bytes)?;
-        let room = self.segment_bytes.saturating_sub(offset).min(batch_bytes_max(self.segment_bytes));
-        let header = BatchHeader::peek(&bytes[..read], room).map_err(ScanError::Break)?;
-        let heads_end = header.layout().heads_end as usize;
-        if heads_end > bytes.len() {
-            bytes.resize(heads_end, 0);
-            let more = self.read(offset + BLOCK_BYTES as u64, &mut bytes[BLOCK_BYTES..])?;
-            bytes.truncate(BLOCK_BYTES + more);
-        }
-        let heads = decode_heads(&header, salt, bytes.get(..heads_end).unwrap_or(&bytes));
-        let heads = heads.map_err(ScanError::Break)?;
-        Ok(ReadBatch { offset, header, heads })
+        Window::new(BLOCK_BYTES).read_batch(self, offset, salt, Extent::Heads)
     }
 
     /// Returns the records of a batch with the locations of their payloads.
@@ -297,6 +271,93 @@ impl OpenSegment {
             offset += u64::from(sum.bytes);
             (position, head, place)
         })
+    }
+}
+
+/// The part of a batch to be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Extent {
+    Heads,
+    /// Also the payloads, which are then in the window.
+    Whole,
+}
+
+/// Bytes of a segment that have been read, by large sequential reads: the system reads ahead of
+/// these at the full speed of the disk.
+pub(crate) struct Window {
+    bytes: Vec<u8>,
+    /// The offset of these bytes in the segment.
+    at: u64,
+    len: usize,
+    /// The minimum length of a read.
+    piece_bytes: usize,
+}
+
+impl Window {
+    /// Returns an empty window that reads at least `piece_bytes` at once.
+    pub(crate) fn new(piece_bytes: usize) -> Self {
+        Self { bytes: Vec::new(), at: 0, len: 0, piece_bytes }
+    }
+
+    /// Forgets the bytes, because the next ones are of another segment.
+    pub(crate) fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Reads a batch's header and heads, if they are intact under a salt.
+    pub(crate) fn read_batch(
+        &mut self,
+        segment: &OpenSegment,
+        offset: u64,
+        salt: u32,
+        extent: Extent,
+    ) -> Result<ReadBatch, ScanError> {
+        self.fetch(segment, offset, BLOCK_BYTES)?;
+        let room = segment.segment_bytes.saturating_sub(offset).min(batch_bytes_max(segment.segment_bytes));
+        let header = BatchHeader::peek(self.get(offset, BLOCK_BYTES), room).map_err(ScanError::Break)?;
+        let layout = header.layout();
+        let end = if extent == Extent::Whole { layout.total } else { layout.heads_end };
+        self.fetch(segment, offset, end as usize)?;
+        let header_and_heads = self.get(offset, layout.heads_end as usize);
+        let heads = decode_heads(&header, salt, header_and_heads).map_err(ScanError::Break)?;
+        Ok(ReadBatch { offset, header, heads })
+    }
+
+    /// Ensures that `len` bytes from `offset` on are in memory, as far as the segment has them.
+    fn fetch(&mut self, segment: &OpenSegment, offset: u64, len: usize) -> Result<(), DiskError> {
+        let end = self.at + self.len as u64;
+        if self.at <= offset && offset + len as u64 <= end {
+            return Ok(());
+        }
+        let kept = if (self.at..end).contains(&offset) {
+            let skip = (offset - self.at) as usize;
+            self.bytes.copy_within(skip..self.len, 0);
+            self.len - skip
+        } else {
+            0
+        };
+        let wanted = kept.max(len).max(self.piece_bytes);
+        let left = segment.segment_bytes.saturating_sub(offset);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(wanted);
+        if self.bytes.len() < wanted {
+            self.bytes.resize(wanted, 0);
+        }
+        (self.at, self.len) = (offset, kept);
+        if wanted > kept {
+            let from = offset + kept as u64;
+            self.len += match segment.read(from, &mut self.bytes[kept..wanted]) {
+                // The disk may have failed at bytes that are not needed now.
+                Err(_) if len < wanted => segment.read(from, &mut self.bytes[kept..len])?,
+                read => read?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Returns `len` bytes from `offset` on, or fewer if they have not all been fetched.
+    pub(crate) fn get(&self, offset: u64, len: usize) -> &[u8] {
+        let from = usize::try_from(offset - self.at).unwrap_or(usize::MAX).min(self.len);
+        &self.bytes[from..from.saturating_add(len).min(self.len)]
     }
 }
 

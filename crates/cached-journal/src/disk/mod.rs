@@ -10,13 +10,12 @@ pub mod simulated;
 
 use std::fs::{self, File};
 use std::io::{self, IoSlice};
-use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blocker::file::directory::{Owner, open_regular};
-use rustix::fs::{Advice, FlockOperation, OFlags};
+use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
 
 /// The identity of a file, whatever names lead to it: its device and inode number.
@@ -64,10 +63,6 @@ pub trait DiskFile: Send + Sync {
     /// Reads into `buffer` and returns the number of bytes read: fewer than requested only at the
     /// end of the file.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
-    /// Asks the system to read these bytes into its cache in the background.
-    fn read_ahead(&self, offset: u64, len: u64) {
-        let _ = (offset, len);
-    }
     /// Writes all parts, one after another. Offset and lengths are multiples of 4 KiB.
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
     /// Makes the file's bytes and length durable.
@@ -273,11 +268,6 @@ impl DiskFile for RealFile {
             }
         }
         Ok(done)
-    }
-
-    fn read_ahead(&self, offset: u64, len: u64) {
-        // A hint: a file system without support reads later.
-        let _ = rustix::fs::fadvise(&self.buffered, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
     fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
