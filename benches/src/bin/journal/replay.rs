@@ -123,8 +123,10 @@ fn copy_journal(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let path = to.join(entry.file_name());
-        let is_segment = entry.file_name().to_string_lossy().starts_with("segment-");
-        if !is_segment && entry.file_name() != "journal" {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // A segment that is being prepared, which an open journal renames at any moment, is not needed.
+        let is_segment = name.starts_with("segment-") && !name.ends_with(".new");
+        if !is_segment && name != "journal" {
             continue;
         }
         std::fs::copy(entry.path(), &path)?;
