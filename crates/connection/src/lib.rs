@@ -28,11 +28,13 @@
 //! | `listen` | the loop that accepts connections |
 //! | `places` | all connections and their limits, in all and per address; the peer of a connection |
 //! | `stream`, `output` | bytes in both directions |
+//! | `adjacent` | ranges of memory that are adjacent |
 //! | `receive` | buffers for large payloads |
 //! | `report` | errors in settings; limits on log lines that clients can cause |
 #![warn(missing_debug_implementations)]
 
 mod address;
+mod adjacent;
 mod budget;
 mod listen;
 mod output;
@@ -42,6 +44,7 @@ mod report;
 mod stream;
 
 pub use address::{Address, AddressError, ListenError, ListeningSocket};
+pub use adjacent::join_adjacent;
 pub use budget::{Budget, Grant, LOOK_TIME};
 pub use listen::{Accepted, Service, serve_all};
 pub use output::Output;
