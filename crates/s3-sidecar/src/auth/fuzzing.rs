@@ -58,7 +58,7 @@ pub fn signatures(data: &[u8]) {
         assert!(!claim.access_key.is_empty() && !claim.day().is_empty() && !claim.region().is_empty());
         assert!(claim.signed_headers.split(';').all(|name| claim.covers(name)));
     }
-    for canonical in [canonical_path, canonical_query] {
+    for canonical in [|path: &str| canonical_path(path).into_owned(), canonical_query] {
         let once = canonical(text);
         assert_eq!(canonical(&once), once);
     }

@@ -49,7 +49,7 @@ use denial::Denial;
 use keys::Key;
 use operation::{Allowed, allow, check_target};
 use payload::Payload;
-use signature::{PATH, QUERY, decoded, now, parameters};
+use signature::{PATH, QUERY, decoded, is_plain_path, now, parameters};
 use verify::{Verified, is_auth_parameter, verify};
 
 pub(crate) use credentials::Signer;
@@ -172,6 +172,9 @@ fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
 
 /// Returns the URI of the sidecar's own request, path-style and in canonical encoding.
 fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Uri, Denial> {
+    if is_own(uri, target) {
+        return Ok(uri.clone());
+    }
     let mut text = match target {
         Target::Bucket(bucket) => format!("/{bucket}"),
         Target::Object(bucket, key) => format!("/{bucket}/{}", percent_encode(key, PATH)),
@@ -192,6 +195,15 @@ fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Uri, Denial> {
         }
     }
     Uri::try_from(text).map_err(|_| Denial::Uri("the request's target is too long, or is not a URI"))
+}
+
+/// Returns whether [`own_uri`] would return an equal URI, as for most reads.
+fn is_own(uri: &Uri, target: &Target<'_>) -> bool {
+    let Target::Object(bucket, key) = target else { return false };
+    let own_key =
+        uri.path().strip_prefix('/').and_then(|path| path.strip_prefix(&**bucket)?.strip_prefix('/'));
+    let is_alone = uri.scheme().is_none() && uri.authority().is_none() && uri.query().is_none();
+    is_alone && own_key.is_some_and(|own| own.as_bytes() == &**key && is_plain_path(own.as_bytes()))
 }
 
 /// The party that decides whether a client may do what it requests.

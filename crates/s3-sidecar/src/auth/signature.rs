@@ -1,6 +1,7 @@
 //! Signatures of version 4: the canonical form of a request, which does not depend on encoding,
 //! order and spaces; the text that is signed; its time; and the keys.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -22,9 +23,17 @@ pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
 /// Returns a path that is decoded once and encoded again. Dot segments stay, because keys in S3 may
 /// contain them.
-pub(crate) fn canonical_path(path: &str) -> String {
+pub(crate) fn canonical_path(path: &str) -> Cow<'_, str> {
+    if is_plain_path(path.as_bytes()) {
+        return Cow::Borrowed(path);
+    }
     let decoded: Vec<u8> = percent_decode(path.as_bytes()).collect();
-    percent_encode(&decoded, PATH).to_string()
+    Cow::Owned(percent_encode(&decoded, PATH).to_string())
+}
+
+/// Returns whether [`PATH`] encodes none of these bytes. None of them is a percent sign.
+pub(crate) fn is_plain_path(path: &[u8]) -> bool {
+    path.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte))
 }
 
 /// Returns a query's parameters in their original form.
@@ -78,12 +87,18 @@ fn push_value(into: &mut Vec<u8>, value: &[u8]) {
     }
 }
 
+/// The length of most canonical requests, in bytes.
+const CANONICAL_BYTES: usize = 512;
+
 /// Returns the canonical form of a request with the listed headers (`signed_headers`, separated by
 /// semicolons) and the value of `x-amz-content-sha256`. Returns `None` if a listed header is
 /// missing.
 pub(crate) fn canonical_request(head: &Parts, signed_headers: &str, payload: &[u8]) -> Option<Vec<u8>> {
-    let query = canonical_query(head.uri.query().unwrap_or_default());
-    let mut text = format!("{}\n{}\n{query}\n", head.method, canonical_path(head.uri.path())).into_bytes();
+    let (path, query) = (canonical_path(head.uri.path()), head.uri.query().map(canonical_query));
+    let mut text = Vec::with_capacity(CANONICAL_BYTES);
+    for part in [head.method.as_str(), "\n", &*path, "\n", query.as_deref().unwrap_or_default(), "\n"] {
+        text.extend_from_slice(part.as_bytes());
+    }
     for name in signed_headers.split(';') {
         push_header(&mut text, &head.headers, name).then_some(())?;
     }
@@ -104,7 +119,9 @@ pub(crate) fn string_to_sign(stamp: &[u8], scope: &str, canonical: &[u8]) -> Vec
 /// Appends bytes in hexadecimal digits.
 pub(crate) fn push_hex(into: &mut Vec<u8>, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    into.extend(bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|half| DIGITS[usize::from(half)]));
+    for byte in bytes {
+        into.extend_from_slice(&[byte >> 4, byte & 15].map(|half| DIGITS[usize::from(half)]));
+    }
 }
 
 /// Returns the 32 bytes of 64 lower-case hexadecimal digits; `None` for any other text.
@@ -130,11 +147,12 @@ pub(crate) fn now() -> u64 {
 
 /// Parses a time, such as `20130524T000000Z`, into seconds since 1970; `None` for any other text.
 pub(crate) fn parse_time(text: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok().filter(|text| text.len() == 16 && text.is_ascii())?;
-    let (date, time) = text.split_at(8);
-    let (year, month, day) = (&date[..4], &date[4..6], &date[6..]);
-    let time = format!("{year}-{month}-{day}{}:{}:{}", &time[..3], &time[3..5], &time[5..]);
-    let time = humantime::parse_rfc3339(&time).ok()?;
+    let text: &[u8; 16] = text.try_into().ok()?;
+    let mut time = *b"0000-00-00T00:00:00Z";
+    for (into, from) in [(0..4, 0..4), (5..7, 4..6), (8..13, 6..11), (14..16, 11..13), (17..20, 13..16)] {
+        time[into].copy_from_slice(&text[from]);
+    }
+    let time = humantime::parse_rfc3339(std::str::from_utf8(&time).ok()?).ok()?;
     Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs())
 }
 
