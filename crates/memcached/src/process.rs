@@ -14,8 +14,9 @@ use std::sync::Arc;
 /// Raises the descriptor limit to the number that these connections and threads, and the rest of the
 /// server, need. Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
-    // Listeners, log, the acceptor's runtime, and two descriptors for each worker's event loop.
-    cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
+    // Listeners, log, the acceptor's runtime, and three descriptors for each worker: its event loop,
+    // the waker, and its ring.
+    cached_config::raise_descriptor_limit((connections + 32 + 3 * threads) as u64)
 }
 
 /// Writes the opened ports to the file that `MEMCACHED_PORT_FILENAME` names, one line per address,

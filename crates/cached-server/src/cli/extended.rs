@@ -60,12 +60,13 @@ impl Extended {
             "maxconns_fast" => settings.connections_max_fast = true,
             "no_maxconns_fast" => settings.connections_max_fast = false,
             "track_sizes" => settings.track_sizes = true,
-            // memcached does not have this option and the next three.
+            // memcached does not have this option and the next four.
             "eviction_policy" => {
                 let known = eviction_policy(name, value.unwrap_or_default());
                 let mistake = |error: ConfigError| wrong(Exit::FlagValue, format!("{name} {}", error.why));
                 settings.eviction_policy = known.or_else(mistake)?;
             }
+            "io_uring_sockets_min" => settings.io_uring_sockets_min = unsigned(name, value)?,
             "pin_workers" => settings.pin_workers = true,
             "no_pin_workers" => settings.pin_workers = false,
             "cluster_discovery" => {

@@ -180,6 +180,9 @@ pub struct Cli {
     /// - eviction_policy: which items stay when memory is full: balanced (default), lru, s3fifo,
     ///   mru
     ///
+    /// - io_uring_sockets_min: from how many ready connections on a thread serves them together
+    ///   through io_uring (default: 4; 0 for never)
+    ///
     /// - pin_workers: tie each thread to one of the cores that the process may run on, if there are
     ///   enough (default: no_pin_workers)
     ///

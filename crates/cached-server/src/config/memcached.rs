@@ -67,6 +67,8 @@ config_keys! {
     batches_per_wake: u32 = same(batches_per_wake), in 1..=i32::MAX as u32;
     /// `-R`; 0 means no limit.
     requests_per_wake: u32 = optional(requests_per_wake), in 0..=i32::MAX as u32;
+    /// `-o io_uring_sockets_min`; 0 means never.
+    io_uring_sockets_min: u32 = count(io_uring_sockets_min);
     /// `-o pin_workers`.
     pin_workers: bool = same(pin_workers);
     /// Not `-F`.

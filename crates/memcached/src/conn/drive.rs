@@ -25,14 +25,34 @@ pub(crate) enum DriveResult {
 }
 
 impl Connection {
+    /// Returns whether input can be read before the connection is driven: it waits for a new
+    /// request, and has neither input that was held back, which is executed first, nor unsent
+    /// replies.
+    #[inline]
+    pub(crate) fn waits_for_request(&self) -> bool {
+        let waits = matches!(self.phase, Phase::Command) && !self.runnable && self.input.is_empty();
+        waits && self.output.is_none()
+    }
+
+    /// Returns whether the log thread sends lines to this client.
+    #[inline]
+    pub(crate) fn is_watcher(&self) -> bool {
+        matches!(self.phase, Phase::Watch(_))
+    }
+
+    /// Holds bytes that the transport had accepted and did not send. They precede other unsent
+    /// replies. If `closes`, the connection ends once everything is sent.
+    pub(crate) fn hold_unsent(&mut self, bytes: &[u8], closes: bool) {
+        self.output.get_or_insert_default().insert_first(bytes);
+        self.closing |= closes;
+    }
+
     /// Reads input before [`drive`](Self::drive) is called, if the connection waits for a new
     /// request. Returns the number of bytes read, 0 at the end of the stream. The caller must pass
     /// these bytes to the next call of `drive`.
     #[inline]
     pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
-        // Input that was held back is executed first.
-        let waits = matches!(self.phase, Phase::Command) && !self.runnable && self.input.is_empty();
-        if !waits || self.output.is_some() {
+        if !self.waits_for_request() {
             return None;
         }
         match io.read(input) {

@@ -109,6 +109,9 @@ with_defaults! {
         /// The maximum number of requests of a connection before others are served; `None` for as
         /// many as the batches contain.
         pub requests_per_wake: Option<u32> = None,
+        /// The number of ready connections from which on a worker serves them as a bundle, through
+        /// io_uring where the system allows it; 0 for never.
+        pub io_uring_sockets_min: usize = 4,
         /// Whether to pin each worker thread to one of the cores on which the process may run.
         pub pin_workers: bool = false,
         /// The number of connections that may wait to be accepted.

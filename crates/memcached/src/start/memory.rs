@@ -7,7 +7,7 @@ use crate::connections::ConnInfo;
 use crate::settings::Settings;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES, TLS_BUFFERS_BYTES};
 use crate::telemetry::insight::hot_keys_bytes_max;
-use crate::worker::{ConnectionSlot, udp_bytes_max};
+use crate::worker::{BUNDLE_BYTES, ConnectionSlot, udp_bytes_max};
 use cached_admin::{AdminServer, Health};
 use cached_core::arena::{ArenaFile, RestartProgress};
 use cached_core::insight;
@@ -232,7 +232,8 @@ impl Limits {
     /// Returns the limits of a server with these settings and this store.
     pub fn new(settings: &Settings, store: &KvLimits) -> Limits {
         let tls = settings.tls.as_ref();
-        let worker_bytes = INPUT_BUFFERS_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX;
+        let bundle_bytes = if settings.io_uring_sockets_min > 0 { BUNDLE_BYTES } else { 0 };
+        let worker_bytes = INPUT_BUFFERS_BYTES + bundle_bytes + 8 * FULL_BYTES + COPY_BYTES_MAX;
         let udp_bytes = match settings.udp_listen.is_empty() {
             true => 0,
             false => udp_bytes_max(settings.udp_reply_bytes_max),

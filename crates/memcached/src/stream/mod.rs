@@ -4,15 +4,18 @@
 //! | module | content |
 //! |---|---|
 //! | `tls` | [`TlsSocket`]: a socket whose bytes are TLS records |
+//! | `ring` | [`Ring`]: one system call for several sockets |
 //! | `output` | [`Output`]: replies that have not been sent |
 //! | `body` | [`Body`]: a value that has not arrived completely |
 
 mod body;
 mod output;
+mod ring;
 pub(crate) mod tls;
 
 pub(crate) use body::{Body, OutOfMemory};
 pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Output, PIN_BYTES_MIN};
+pub(crate) use ring::{BUNDLE, RING_BYTES, Ring};
 pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, TlsBuffers, TlsSocket, TlsStream};
 
 use rustix::io::Errno;
@@ -82,6 +85,50 @@ pub(crate) struct Readiness {
 impl Readiness {
     /// The readiness of a new socket, of which nothing is known, so that trying is right.
     pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false, urgent: false };
+
+    /// Records the result of a receive of at most `wanted` bytes.
+    #[inline]
+    pub(crate) fn received(
+        &mut self,
+        result: rustix::io::Result<usize>,
+        wanted: usize,
+    ) -> Poll<io::Result<usize>> {
+        match result {
+            Ok(count) => {
+                // A short read has emptied the socket, and more input will raise an event. The
+                // exceptions: the end of the stream has been reported, which happens only once, or
+                // the read stopped at urgent data.
+                self.read = count == wanted || self.closed | self.urgent;
+                Poll::Ready(Ok(count))
+            }
+            Err(Errno::AGAIN) => {
+                self.read = false;
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+
+    /// Records the result of a send of `wanted` bytes.
+    #[inline]
+    pub(crate) fn sent(
+        &mut self,
+        result: rustix::io::Result<usize>,
+        wanted: usize,
+    ) -> Poll<io::Result<usize>> {
+        match result {
+            Ok(count) => {
+                // A short write has filled the socket.
+                self.write = count == wanted;
+                Poll::Ready(Ok(count))
+            }
+            Err(Errno::AGAIN) => {
+                self.write = false;
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
 }
 
 /// A socket and its readiness.
@@ -104,19 +151,8 @@ impl Transport for Socket<'_> {
         let wanted = into.len();
         loop {
             match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
-                Ok((count, _)) => {
-                    // A short read has emptied the socket, and more input will raise an event. The
-                    // exceptions: the end of the stream has been reported, which happens only once,
-                    // or the read stopped at urgent data.
-                    self.ready.read = count == wanted || self.ready.closed | self.ready.urgent;
-                    return Poll::Ready(Ok(count));
-                }
-                Err(Errno::AGAIN) => {
-                    self.ready.read = false;
-                    return Poll::Pending;
-                }
                 Err(Errno::INTR) => {}
-                Err(error) => return Poll::Ready(Err(error.into())),
+                result => return self.ready.received(result.map(|(count, _)| count), wanted),
             }
         }
     }
@@ -126,7 +162,7 @@ impl Transport for Socket<'_> {
         if !self.ready.write {
             return Poll::Pending;
         }
-        self.written(rustix::net::send(self.fd, bytes, SendFlags::NOSIGNAL), bytes.len())
+        self.ready.sent(rustix::net::send(self.fd, bytes, SendFlags::NOSIGNAL), bytes.len())
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -135,25 +171,7 @@ impl Transport for Socket<'_> {
         }
         let wanted = pieces.iter().map(|piece| piece.len()).sum();
         let sent = rustix::net::sendmsg(self.fd, pieces, &mut Default::default(), SendFlags::NOSIGNAL);
-        self.written(sent, wanted)
-    }
-}
-
-impl Socket<'_> {
-    #[inline]
-    fn written(&mut self, sent: rustix::io::Result<usize>, wanted: usize) -> Poll<io::Result<usize>> {
-        match sent {
-            Ok(count) => {
-                // A short write has filled the socket.
-                self.ready.write = count == wanted;
-                Poll::Ready(Ok(count))
-            }
-            Err(Errno::AGAIN) => {
-                self.ready.write = false;
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error.into())),
-        }
+        self.ready.sent(sent, wanted)
     }
 }
 

@@ -213,6 +213,15 @@ impl Output {
         sent.bytes += count;
     }
 
+    /// Inserts bytes before everything else, of which nothing has been sent.
+    pub(crate) fn insert_first(&mut self, bytes: &[u8]) {
+        debug_assert_eq!(self.sent, Progress::default());
+        self.bytes.splice(0..0, bytes.iter().copied());
+        for pin in &mut self.pins {
+            pin.at += bytes.len();
+        }
+    }
+
     /// Moves everything unsent to a separate buffer. Small values are copied; large ones stay
     /// pinned.
     pub(crate) fn take_unsent(&mut self) -> Output {
@@ -341,6 +350,18 @@ mod tests {
             assert!(sink.taken == expected, "in steps of {step}");
             assert!(output.is_empty());
         }
+    }
+
+    #[test]
+    fn bytes_can_be_inserted_before_unsent_output() {
+        let kv = kv();
+        let (mut output, expected) = filled(&kv, &[3, 200_000, 5]);
+        let mut output = output.take_unsent();
+        assert_eq!(output.pinned_bytes(), 200_000);
+        output.insert_first(b"earlier reply");
+        let mut sink = Sink { taken: Vec::new(), room: usize::MAX, step: 4099 };
+        assert!(output.send(&mut sink, &mut 0).is_ready());
+        assert!(sink.taken == [b"earlier reply", &expected[..]].concat());
     }
 
     #[test]

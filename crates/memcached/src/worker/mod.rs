@@ -6,8 +6,8 @@
 //!  table ───── Command::Check ──►       ──► slot 1 ─┤ each connection is driven when its socket is ready,
 //!                                       ──► …       ▼ with the worker's input and output buffers
 //! ```
-//! The loop is edge-triggered epoll and nothing else: a request costs one wait, one receive and one
-//! send. Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a
+//! The loop waits by edge-triggered epoll: a request costs one wait, one receive and one send.
+//! Connections that are ready together share all three where io_uring is available. Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a
 //! request.
 //!
 //! Connections that are ready at the same time are served in groups: the worker reads from all
@@ -21,18 +21,21 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `bundle` | connections that are ready together, through io_uring |
 //! | `timing` | measures a sample of the loop's iterations |
 //! | `tls`, `udp` | TLS connections; datagrams |
 //! | `pause` | stops between two requests for a hand-over |
 //! | `background` | the watchdog, and the threads that sample, sweep and move memory |
 
 mod background;
+mod bundle;
 mod pause;
 mod timing;
 mod tls;
 mod udp;
 
 pub(crate) use background::BackgroundThread;
+pub(crate) use bundle::BUNDLE_BYTES;
 pub(crate) use udp::udp_bytes_max;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -40,10 +43,11 @@ use crate::connections::{AcceptedConnection, Command, Memory};
 use crate::shared::Shared;
 use crate::stats::Work;
 use crate::stream::{
-    AHEAD_BYTES, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
+    AHEAD_BYTES, BUNDLE, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
 };
 use crate::telemetry::counters::Counters;
 use crate::telemetry::heartbeat::Activity;
+use bundle::{Bundles, QueueingSocket};
 use cached_core::KeyHash;
 use cached_proto::text;
 use rustix::event::{Timespec, epoll};
@@ -93,6 +97,8 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     epoll: OwnedFd,
     slots: Vec<Option<ConnectionSlot>>,
+    /// The state for bundles; `None` without io_uring.
+    bundles: Option<Bundles>,
     /// The state for TLS connections; `None` without TLS.
     tls: Option<WorkerTls>,
     /// The state for datagrams; `None` without UDP.
@@ -101,7 +107,7 @@ pub(crate) struct Worker {
     /// The slots of connections with more work.
     yielded: Vec<usize>,
     input: Box<[u8]>,
-    /// The bytes read ahead from the connections of a group.
+    /// The bytes read ahead from the connections of a group or a bundle.
     ahead: Box<[u8]>,
     output: Output,
     /// The remaining budget of this iteration for costly requests.
@@ -111,6 +117,8 @@ pub(crate) struct Worker {
     /// The number of steps begun, by which the watchdog distinguishes one step from the next.
     steps: u64,
     timing: Timing,
+    /// Whether a single ready connection is a bundle, too.
+    is_always_bundled: bool,
     draining: bool,
     /// Whether to end without answering the received requests.
     aborted: bool,
@@ -127,10 +135,14 @@ impl Worker {
         epoll::add(&epoll, waker, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
         let tls = shared.tls.clone().map(WorkerTls::new);
         let udp = WorkerUdp::new(index, &shared, &epoll)?;
+        let bundles = Bundles::open(index, shared.settings.io_uring_sockets_min);
+        let is_always_bundled = bundles.as_ref().is_some_and(|bundles| bundles.sockets_min() == 1);
+        let ahead = if bundles.is_some() { BUNDLE } else { GROUP };
         Ok(Worker {
             index,
             counters: shared.counters(index).clone(),
             shared,
+            bundles,
             tls,
             udp,
             epoll,
@@ -138,11 +150,12 @@ impl Worker {
             free: Vec::new(),
             yielded: Vec::new(),
             input: vec![0; INPUT_BYTES].into(),
-            ahead: vec![0; GROUP * AHEAD_BYTES].into(),
+            ahead: vec![0; ahead * AHEAD_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
             work: Work::new(),
             steps: 0,
             timing: Timing::new(index),
+            is_always_bundled,
             draining: false,
             aborted: false,
         })
@@ -207,6 +220,7 @@ impl Worker {
         }
         if let [event] = events[..]
             && event.data.u64() < UDP_FIRST
+            && !self.is_always_bundled
         {
             self.record_event(event);
             self.serve_here(event.data.u64() as usize, None);
@@ -218,7 +232,19 @@ impl Worker {
     /// Serves any number of events of any kind.
     #[inline(never)]
     fn serve_several(&mut self, events: &[epoll::Event]) {
-        self.serve_groups(events);
+        let min = self.bundles.as_ref().map_or(usize::MAX, Bundles::sockets_min);
+        // A span describes one connection, whose reply has been sent.
+        let is_traced = self.counters.next_timed.is_running() && self.shared.tracer.get().is_some();
+        if events.len() >= min && !is_traced {
+            for bundle in events.chunks(BUNDLE) {
+                match bundle.len() >= min {
+                    true => self.serve_bundle(bundle),
+                    false => self.serve_groups(bundle),
+                }
+            }
+        } else {
+            self.serve_groups(events);
+        }
         if events.iter().any(|event| event.data.u64() >= UDP_FIRST) {
             self.serve_others(events);
         }
@@ -300,10 +326,16 @@ impl Worker {
             // Handshakes are processed one by one, and counted.
             Some(_) => None,
         };
-        let Some(received) = received else {
-            return ReadAhead::default();
-        };
-        let key = text::first_key(&input[..received]);
+        match received {
+            Some(received) => self.read_ahead(received, at),
+            None => ReadAhead::default(),
+        }
+    }
+
+    /// Prefetches the index line of the key in the first of the requests that were read ahead.
+    #[inline]
+    fn read_ahead(&self, received: usize, at: usize) -> ReadAhead {
+        let key = text::first_key(&self.ahead[at * AHEAD_BYTES..][..received]);
         let hash = key.map(|key| self.shared.kv.hash(key));
         if let Some(hash) = hash {
             self.shared.kv.prefetch_bucket(hash);
@@ -384,6 +416,12 @@ impl Worker {
     /// a get.
     #[inline(always)]
     fn serve_here(&mut self, number: usize, received: Option<Range<usize>>) {
+        self.serve_with::<false>(number, received);
+    }
+
+    /// Drives one connection. If `IN_BUNDLE`, small replies are queued.
+    #[inline(always)]
+    fn serve_with<const IN_BUNDLE: bool>(&mut self, number: usize, received: Option<Range<usize>>) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         self.steps += 1;
         let counters = &*self.counters;
@@ -398,29 +436,44 @@ impl Worker {
             client: slot.socket.as_fd(),
         };
         let mut socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-        let (result, tls_bytes) = match &mut slot.tls {
-            None => (slot.connection.drive(&mut context, &mut socket), 0),
-            Some(stream) => {
+        let (result, tls_bytes) = match (&mut slot.tls, &mut self.bundles) {
+            (None, Some(bundles)) if IN_BUNDLE => {
+                let mut socket = QueueingSocket { socket, slot: number, queue: &mut bundles.queue };
+                (slot.connection.drive(&mut context, &mut socket), 0)
+            }
+            (None, _) => (slot.connection.drive(&mut context, &mut socket), 0),
+            (Some(stream), _) => {
                 let Some(tls) = &mut self.tls else { return };
                 (tls.drive(&mut slot.connection, &mut context, socket, stream), stream.held_bytes())
             }
         };
-        if counters.next_timed.is_running() {
+        if !IN_BUNDLE && counters.next_timed.is_running() {
             let served = self.timing.served(counters);
             if let Some(tracer) = self.shared.tracer.get() {
                 record_iteration(tracer, self.index, self.steps, &slot.connection.info, &served);
             }
         }
+        // The lines of the log thread follow what a watcher has been sent before.
+        let sends_first = IN_BUNDLE && slot.connection.is_watcher();
         if result == DriveResult::Close {
+            if IN_BUNDLE && self.close_once_sent(number) {
+                return;
+            }
             return self.close_slot(number);
         }
         if slot.connection.update_info(&self.shared, tls_bytes) == Memory::Short {
             self.close_requested();
-            return self.list_yielded(number, result);
+            if result == DriveResult::Yield {
+                self.list_yielded(number);
+            }
+            return;
         }
         if result == DriveResult::Yield && !slot.is_listed {
             slot.is_listed = true;
             self.yielded.push(number);
+        }
+        if sends_first {
+            self.send_queued();
         }
     }
 
@@ -435,9 +488,8 @@ impl Worker {
 
     /// Lists a connection that has more work, if it still exists.
     #[cold]
-    fn list_yielded(&mut self, number: usize, result: DriveResult) {
+    fn list_yielded(&mut self, number: usize) {
         if let Some(Some(slot)) = self.slots.get_mut(number)
-            && result == DriveResult::Yield
             && !slot.is_listed
         {
             slot.is_listed = true;
@@ -457,6 +509,8 @@ impl Worker {
     /// Removes a connection from the table and closes its socket.
     #[cold]
     fn close_slot(&mut self, number: usize) {
+        // A queued reply names its socket by a descriptor, which another connection may have next.
+        self.send_queued();
         if let Some(mut slot) = self.slots.get_mut(number).and_then(Option::take) {
             if let (Some(stream), Some(tls)) = (&mut slot.tls, &mut self.tls) {
                 let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };

@@ -1,0 +1,268 @@
+//! Connections that are ready together, served with two system calls for all of them: one receives
+//! from every socket, and one sends every reply (io_uring).
+//!
+//! Readiness still comes from epoll. A wake-up with fewer ready connections than
+//! `io_uring_sockets_min` is served without io_uring, as is everything where the system does not
+//! allow it: TLS records, large replies and the rest of a long input use the socket directly.
+//!
+//! ```text
+//!  events ──► one receive ──► requests of connection 0 ──► reply 0 ─┐
+//!             for all         requests of connection 1 ──► reply 1 ─┼─► one send for all ──► what was not sent
+//!                             …                            …       ─┘                        is held by its connection
+//! ```
+//! A connection queues one reply at most. Its second write waits until the first is sent, and the
+//! connection is then driven again, so bytes keep their order.
+
+use super::{ReadAhead, Worker};
+use crate::connections::Memory;
+use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, RING_BYTES, Ring, Socket, Transport};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
+use std::task::Poll;
+
+/// A reply up to this size is queued; the copy of a larger one would cost more than its system
+/// call.
+const QUEUED_BYTES_MAX: usize = 2 << 10;
+
+/// The memory of a worker's bundles, in bytes, in addition to that of groups.
+pub(crate) const BUNDLE_BYTES: usize =
+    RING_BYTES + BUNDLE * QUEUED_BYTES_MAX + (BUNDLE - GROUP) * AHEAD_BYTES;
+
+/// The state of a worker for bundles.
+pub(super) struct Bundles {
+    ring: Ring,
+    /// The number of ready connections from which on they are served as a bundle.
+    sockets_min: usize,
+    pub(super) queue: SendQueue,
+}
+
+impl Bundles {
+    /// Returns the state for bundles of at least `sockets_min` connections; `None` if that is 0, or
+    /// the system does not allow io_uring.
+    pub(super) fn open(worker: usize, sockets_min: usize) -> Option<Bundles> {
+        if sockets_min == 0 {
+            return None;
+        }
+        match Ring::open() {
+            Ok(ring) => {
+                if worker == 0 {
+                    tracing::info!("{sockets_min} and more ready connections are served through io_uring");
+                }
+                let queue = SendQueue {
+                    bytes: Vec::with_capacity(BUNDLE * QUEUED_BYTES_MAX),
+                    replies: Vec::with_capacity(BUNDLE),
+                };
+                Some(Bundles { ring, sockets_min, queue })
+            }
+            Err(error) => {
+                tracing::info!(worker, cause = %error, "without io_uring: this system does not allow it");
+                None
+            }
+        }
+    }
+
+    /// Returns the number of ready connections from which on they are served as a bundle.
+    pub(super) fn sockets_min(&self) -> usize {
+        if self.ring.is_open() { self.sockets_min } else { usize::MAX }
+    }
+}
+
+/// Replies that one system call will send.
+#[derive(Default)]
+pub(super) struct SendQueue {
+    /// The bytes of all replies.
+    bytes: Vec<u8>,
+    replies: Vec<Reply>,
+}
+
+struct Reply {
+    /// The number of the connection's slot.
+    slot: usize,
+    /// The end of the reply in the queue's bytes, where the next reply begins.
+    end: usize,
+    next: Next,
+}
+
+/// What the connection does once its reply is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Wait,
+    /// It continues: a second reply waits.
+    Drive,
+    Close,
+}
+
+impl SendQueue {
+    /// Returns the queued reply of the connection that is being driven.
+    fn reply_of(&mut self, slot: usize) -> Option<&mut Reply> {
+        self.replies.last_mut().filter(|reply| reply.slot == slot)
+    }
+}
+
+/// A socket whose small replies are queued.
+pub(super) struct QueueingSocket<'a> {
+    pub(super) socket: Socket<'a>,
+    pub(super) slot: usize,
+    pub(super) queue: &'a mut SendQueue,
+}
+
+impl Transport for QueueingSocket<'_> {
+    #[inline]
+    fn may_read(&self) -> bool {
+        self.socket.may_read()
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.socket.read(into)
+    }
+
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if let Some(reply) = self.queue.reply_of(self.slot) {
+            reply.next = Next::Drive;
+            return Poll::Pending;
+        }
+        if bytes.len() > QUEUED_BYTES_MAX || self.queue.replies.len() == BUNDLE || !self.socket.ready.write {
+            return self.socket.write(bytes);
+        }
+        self.queue.bytes.extend_from_slice(bytes);
+        self.queue.replies.push(Reply { slot: self.slot, end: self.queue.bytes.len(), next: Next::Wait });
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if let Some(reply) = self.queue.reply_of(self.slot) {
+            reply.next = Next::Drive;
+            return Poll::Pending;
+        }
+        self.socket.write_vectored(pieces)
+    }
+}
+
+impl Worker {
+    /// Serves the connections of at most [`BUNDLE`] events.
+    pub(super) fn serve_bundle(&mut self, events: &[epoll::Event]) {
+        // When there are many connections, each has left the processor's cache since its last step.
+        for event in events {
+            self.prefetch_slot(event.data.u64() as usize);
+        }
+        for event in events {
+            self.record_event(*event);
+        }
+        let mut ahead = [ReadAhead::default(); BUNDLE];
+        self.receive_bundle(events, &mut ahead);
+        for hash in ahead.iter().filter_map(|ahead| ahead.hash) {
+            self.shared.kv.prefetch_item(hash);
+        }
+        for (at, event) in events.iter().enumerate() {
+            let received = ahead[at].received.map(|bytes| at * AHEAD_BYTES..at * AHEAD_BYTES + bytes);
+            self.serve_with::<true>(event.data.u64() as usize, received);
+        }
+        self.send_queued();
+        // The requests of a bundle end together, when their replies are sent.
+        if self.counters.next_timed.is_running() {
+            self.timing.served(&self.counters);
+        }
+    }
+
+    /// Receives from all connections that wait for a request.
+    fn receive_bundle(&mut self, events: &[epoll::Event], ahead: &mut [ReadAhead; BUNDLE]) {
+        let Worker { bundles: Some(bundles), slots, ahead: buffers, .. } = self else { return };
+        let slots = &*slots;
+        let numbers = events.iter().map(|event| event.data.u64() as usize);
+        let waiting = numbers.clone().zip(buffers.chunks_mut(AHEAD_BYTES)).enumerate().filter_map(
+            move |(at, (number, into))| {
+                let slot = slots.get(number)?.as_ref()?;
+                let waits = slot.tls.is_none() && slot.ready.read && slot.connection.waits_for_request();
+                waits.then(|| (at, slot.socket.as_fd(), into))
+            },
+        );
+        let results = bundles.ring.receive(waiting);
+        for (at, number) in numbers.enumerate() {
+            ahead[at] = match results[at] {
+                // Not performed: a TLS connection, for example.
+                None | Some(Err(Errno::INTR)) => self.receive_ahead(number, at),
+                Some(result) => {
+                    let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
+                    match slot.ready.received(result, AHEAD_BYTES) {
+                        Poll::Ready(received) => self.read_ahead(received.unwrap_or(0), at),
+                        Poll::Pending => ReadAhead::default(),
+                    }
+                }
+            };
+        }
+    }
+
+    /// Records in the queued reply of the connection that was just driven that the connection is to
+    /// be closed. Returns false if there is none.
+    pub(super) fn close_once_sent(&mut self, number: usize) -> bool {
+        let reply = self.bundles.as_mut().and_then(|bundles| bundles.queue.reply_of(number));
+        reply.map(|reply| reply.next = Next::Close).is_some()
+    }
+
+    /// Sends the queued replies. What a client does not take at once is held by its connection.
+    pub(super) fn send_queued(&mut self) {
+        let Worker { bundles: Some(bundles), slots, .. } = self else { return };
+        if bundles.queue.replies.is_empty() {
+            return;
+        }
+        let slots = &*slots;
+        // Moved out, because a connection that is closed below sends the queue first.
+        let mut queue = std::mem::take(&mut bundles.queue);
+        let mut start = 0;
+        let operations = queue.replies.iter().enumerate().filter_map(|(at, reply)| {
+            let bytes = &queue.bytes[std::mem::replace(&mut start, reply.end)..reply.end];
+            let slot = slots.get(reply.slot)?.as_ref()?;
+            Some((at, slot.socket.as_fd(), bytes))
+        });
+        let results = bundles.ring.send(operations);
+        let mut start = 0;
+        for (reply, result) in queue.replies.iter().zip(results) {
+            let bytes = &queue.bytes[std::mem::replace(&mut start, reply.end)..reply.end];
+            if result != Some(Ok(bytes.len())) || reply.next != Next::Wait {
+                self.follow(reply, bytes, result);
+            }
+        }
+        queue.bytes.clear();
+        queue.replies.clear();
+        if let Some(bundles) = &mut self.bundles {
+            bundles.queue = queue;
+        }
+    }
+
+    /// Continues with a connection whose reply was not sent completely, or was not its last step.
+    #[cold]
+    fn follow(&mut self, reply: &Reply, bytes: &[u8], result: Option<rustix::io::Result<usize>>) {
+        let number = reply.slot;
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        let sent = match result {
+            // Not performed: the connection tries again.
+            None | Some(Err(Errno::INTR)) => 0,
+            Some(result) => match slot.ready.sent(result, bytes.len()) {
+                Poll::Ready(Ok(sent)) => sent,
+                Poll::Ready(Err(_)) => return self.close_slot(number),
+                Poll::Pending => 0,
+            },
+        };
+        let rest = &bytes[sent..];
+        if rest.is_empty() && reply.next == Next::Close {
+            return self.close_slot(number);
+        }
+        if !rest.is_empty() {
+            // The bytes were counted when they were queued, and will be again when they are sent.
+            self.counters.sent_bytes.add((rest.len() as u64).wrapping_neg());
+            slot.connection.hold_unsent(rest, reply.next == Next::Close);
+            if slot.connection.update_info(&self.shared, 0) == Memory::Short {
+                self.close_requested();
+            }
+        }
+        // Without a full socket, no event will drive the connection.
+        if let Some(Some(slot)) = self.slots.get(number)
+            && slot.ready.write
+        {
+            self.list_yielded(number);
+        }
+    }
+}
