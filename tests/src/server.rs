@@ -176,6 +176,11 @@ impl Start {
         let stdout = stderr.try_clone().expect("a log file");
         let mut command = Command::new(&self.program.path);
         command.envs(self.variables.iter().map(|(name, path)| (name, path)));
+        if self.program.flavour == Flavour::Cached
+            && let Ok(args) = std::env::var("CACHED_TEST_ARGS")
+        {
+            command.args(args.split_whitespace());
+        }
         command.args(&self.args).current_dir(dir.path()).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         kill_with_thread(&mut command);
         command

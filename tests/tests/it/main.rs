@@ -5,6 +5,7 @@ mod abuse_readers;
 mod abuse_senders;
 mod admin;
 mod auth;
+mod bundles;
 mod cachectl;
 mod checkers;
 mod clients;
