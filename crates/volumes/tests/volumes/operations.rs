@@ -151,10 +151,6 @@ fn a_volume_in_use_elsewhere_is_refused_and_can_be_taken_over() {
     // As the leader of an election does.
     let third = Volumes::new(store, Options { takes_over: true, ..stamped("three") }).unwrap();
     assert_eq!(bytes(&opened(&third, "a"), 0, 5), b"first");
-    assert!(matches!(
-        block_on(second.snapshot("a", "late")),
-        Err(Error::InUse { .. } | Error::Fenced { .. })
-    ));
 }
 
 #[test]
