@@ -144,7 +144,7 @@ struct Client {
 impl Client {
     /// Reads once and answers. Returns whether the connection stays open.
     fn serve(&mut self, buffer: &mut [u8], replies: &Replies) -> io::Result<bool> {
-        // Nothing more is read from a client that does not receive its replies.
+        // A client that does not receive its replies is not read from.
         if self.out.is_empty() {
             match self.stream.read(buffer) {
                 Ok(0) => return Ok(false),

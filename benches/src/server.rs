@@ -213,7 +213,7 @@ impl Server {
 
     /// Returns the end of the server's log.
     fn message_tail(&self) -> String {
-        // Read at a position, so that the offset at which the child writes stays unchanged.
+        // The file is read at a given position, because the child writes at the shared file offset.
         let length = self.messages.metadata().map_or(0, |metadata| metadata.len());
         let start = length.saturating_sub(MESSAGE_BYTES_MAX as u64);
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
@@ -259,12 +259,12 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
 pub fn free_address() -> io::Result<SocketAddr> {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    // Concurrent processes start at different positions.
+    // Concurrent processes begin the search at different ports.
     let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 8;
     for _ in PORTS {
         let number = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
         let port = u16::try_from(PORTS.start + number).map_err(io::Error::other)?;
-        // Tested for every address, because the program may listen that way.
+        // The port must be free for every address, because the program may listen on any of them.
         if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
             return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         }

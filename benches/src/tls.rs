@@ -34,7 +34,7 @@ fn certificate() -> Result<&'static Certificate> {
 }
 
 fn make() -> Result<Certificate> {
-    // P-256, which is rcgen's default and common on servers.
+    // P-256 is rcgen's default, and common on servers.
     let key = rcgen::KeyPair::generate()?;
     let own = rcgen::CertificateParams::new(vec!["localhost".to_owned()])?.self_signed(&key)?;
     let dir = tempfile::tempdir()?;
@@ -45,7 +45,7 @@ fn make() -> Result<Certificate> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut client = builder.with_root_certificates(roots).with_no_client_auth();
-    // Every handshake is a full one.
+    // Without resumption, every handshake is a full one.
     client.resumption = Resumption::disabled();
     Ok(Certificate { dir, client: Arc::new(client) })
 }

@@ -73,7 +73,7 @@ fn values_that_were_never_stored_are_an_error() {
 
 #[test]
 fn nobody_listening_and_bad_bounds_are_errors() {
-    // A separate address, so that no other test's server gets the port meanwhile.
+    // The address is separate, so that no other test's server takes the port in the meantime.
     let free = TcpListener::bind("127.0.0.96:0").unwrap().local_addr().unwrap();
     let base = spec(free);
     assert!(format!("{:#}", load::run(&base).unwrap_err()).contains("connecting"));

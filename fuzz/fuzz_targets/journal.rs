@@ -3,5 +3,5 @@
 
 #![no_main]
 
-// The crate's own check, so that `cargo test` replays the corpus through the same function.
+// The crate's own check is used, so that `cargo test` replays the corpus through the same function.
 libfuzzer_sys::fuzz_target!(|data: &[u8]| cached_journal::check::any_bytes(data));

@@ -2,7 +2,8 @@
 
 #![no_main]
 
-// The tests' own checks, so that `cargo test` replays the corpus through the same functions.
+// The tests' own checks are used, so that `cargo test` replays the corpus through the same
+// functions.
 #[path = "../../crates/nbd/tests/checks/mod.rs"]
 mod checks;
 

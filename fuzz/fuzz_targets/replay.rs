@@ -3,7 +3,7 @@
 
 #![no_main]
 
-// The tests' own check, so that `cargo test` replays the corpus through the same code.
+// The tests' own check is used, so that `cargo test` replays the corpus through the same code.
 #[path = "../../crates/cached-core/tests/it/replay_bytes/mod.rs"]
 mod replay_bytes;
 

@@ -2,7 +2,8 @@
 
 #![no_main]
 
-// The tests' own interpreter, so that `cargo test` replays the corpus through the same code.
+// The tests' own interpreter is used, so that `cargo test` replays the corpus through the same
+// code.
 #[path = "../../crates/cached-core/tests/it/store_ops/mod.rs"]
 mod store_ops;
 

@@ -246,7 +246,7 @@ impl Browser {
             match self.try_evaluate(&script) {
                 Ok(Value::Bool(true)) => return,
                 Ok(_) => {}
-                // The page that was asked is gone; the next one is asked the same.
+                // The requested page is gone, so the next page gets the same request.
                 Err(error) if error["message"] == "Inspected target navigated or closed" => {}
                 Err(error) => panic!("Runtime.evaluate: {error}"),
             }

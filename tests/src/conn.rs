@@ -88,7 +88,8 @@ impl Conn {
             }
             let (piece, after) = rest.split_at(size.clamp(1, rest.len()));
             self.write(piece);
-            // This lets the server read the piece separately; the test does not depend on it.
+            // This gives the server an opportunity to read the piece separately; the test does not
+            // depend on it.
             std::thread::yield_now();
             rest = after;
         }

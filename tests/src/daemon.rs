@@ -124,7 +124,7 @@ impl Daemon {
         let token = dir.path().join("token");
         std::fs::write(&token, format!("{TOKEN}\n")).expect("a token");
         let text = configuration(&place);
-        // Keys without a table come first.
+        // In the file, keys without a table come first.
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("{text}\n{admin}")).expect("a configuration");

@@ -98,7 +98,7 @@ fn keys(random: &mut SmallRng, count: usize) -> String {
 
 fn value(random: &mut SmallRng, is_counter: bool) -> String {
     if is_counter {
-        // The number keeps its length after any addition or subtraction.
+        // The number is chosen so that it keeps its length after any addition or subtraction.
         return format!("{}", random.random_range(500_000_000_000u64..600_000_000_000));
     }
     let len = *[0, 1, 2, 10, 100, 1000, 3000].choose(random).expect("lengths");
@@ -271,8 +271,8 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
         (6..10, true) => ("ms", MS_COUNTER_FLAGS),
         (10..12, true) => ("md", MD_COUNTER_FLAGS),
         (12..19, true) => ("ma", MA_FLAGS),
-        // No word becomes a number: it would be marked stale, and whether an increment keeps marks
-        // is random.
+        // No word may become a number: it would be marked stale, and whether an increment keeps
+        // marks is random.
         (17..19, false) => ("ma", &MA_FLAGS[..MA_FLAGS_WORDS]),
         _ => return Generated::plain("mn\r\n"),
     };
@@ -295,7 +295,8 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     };
     let head = format!("{command} {k}{len}{flags}");
     if cas {
-        // With `b` the CAS value must be that of the decoded key, which no server has returned.
+        // With the flag `b`, the CAS value must be that of the decoded key, which no server has
+        // returned.
         let of = if seen.contains(&b'b') { "decoded" } else { k };
         Generated {
             head: format!("{head} C").into_bytes(),
@@ -340,7 +341,7 @@ pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
             let name = *["INCR", "DECR"].choose(random).expect("operations");
             let mut extras = random.random_range(0..1000u64).to_be_bytes().to_vec();
             extras.extend(700_000_000_000u64.to_be_bytes());
-            // Only counters are created by a miss.
+            // A miss creates only counters.
             let made = if is_counter { [0u32, 1000, u32::MAX] } else { [u32::MAX; 3] };
             extras.extend(made.choose(random).expect("times").to_be_bytes());
             Request::new(quiet(name, random)).extras(&extras)
@@ -384,7 +385,7 @@ pub fn normalize_text(reply: &[u8], returned: &mut CasValues) -> Vec<u8> {
             }
             "VA" | "HD" | "EN" | "NF" | "NS" | "EX" => {
                 let even: Vec<String> = words.iter().map(|word| even_word(word)).collect();
-                // A listed difference: whether an item keeps the mark of a base64 key.
+                // This is a listed difference: whether an item keeps the mark of a base64 key.
                 let line = even.join(" ").replace(" kfoo", " kZm9v b");
                 out.extend(format!("{line}\r\n").bytes());
             }

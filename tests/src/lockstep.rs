@@ -81,8 +81,8 @@ impl<'a> Side<'a> {
         let is_binary = matches!(kind, Kind::Binary);
         let fence = Request { opaque: Some(BINARY_FENCE), ..Request::new(op("NOOP").expect("NOOP")) }.bytes();
         sent.extend(if is_binary { &fence } else { TEXT_FENCE });
-        // Only short batches are split into single bytes, and most batches are sent as a whole,
-        // because each piece lets other processes run, which takes time on a busy machine.
+        // Only short batches are split into single bytes, and most batches are sent as a whole:
+        // each piece lets other processes run, which takes time on a busy machine.
         let least = 1 + sent.len() / 40;
         let largest = [1, 10, 100, 2_000, 1_000_000][random.random_range(0..5)].max(least);
         let pieces = if random.random_bool(0.25) { sent.len() / least } else { 0 };
@@ -274,7 +274,7 @@ impl<'a> Beside<'a> {
         for server in servers {
             let half = (0..configuration.half_sent).map(|number| Beside { server, half_sent: true, number });
             let flood = (0..configuration.floods).map(|number| Beside { server, half_sent: false, number });
-            // One thread each: a few clients show as much as many.
+            // One thread of each kind is enough, because a few clients show as much as many.
             all.extend(half.take(4).chain(flood.take(2)));
         }
         all

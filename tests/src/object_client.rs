@@ -8,7 +8,7 @@ use synapse::{Address, ClientConfig};
 #[must_use]
 pub fn config(address: Address) -> ClientConfig {
     let mut config = ClientConfig::new(address);
-    // Longer than the default seconds, after which a server counts as unavailable.
+    // The time limits exceed the default, after which a server counts as unavailable.
     (config.connect_timeout, config.peer_timeout) = (DEADLINE, DEADLINE);
     config
 }

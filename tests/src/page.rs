@@ -220,7 +220,7 @@ impl Shell {
             .env("PATH", path)
             .env("PROGRAMS", workspace_programs())
             .env("NOTIFY_SOCKET", &notify)
-            // Without the user's contexts of `cachectl`.
+            // The command does not use the user's contexts of `cachectl`.
             .env("HOME", place)
             .env_remove("XDG_CONFIG_HOME")
             .stdin(Stdio::piped())
@@ -254,7 +254,7 @@ impl Shell {
                 None => lines.push(line.trim_end_matches(['\r', '\n']).to_owned()),
             }
         };
-        // The marker begins a line.
+        // The marker is at the beginning of a line.
         if lines.last().is_some_and(String::is_empty) {
             lines.pop();
         }

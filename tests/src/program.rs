@@ -81,7 +81,7 @@ fn build() -> Result<PathBuf, String> {
         .current_dir(repository())
         .args(["build", "--workspace", "--bins", "--examples", "--profile", &build.profile, "--target-dir"])
         .arg(&build.target);
-    // Because of variables that `cargo test` sets for this package, the inner cargo would rebuild
+    // `cargo test` sets variables for this package. Without this, the inner cargo would rebuild
     // crates that read them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();

@@ -14,12 +14,13 @@ const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 /// # Errors
 /// The reason why there is no environment: missing Python, or the installer's output.
 pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, String> {
-    // Concurrent tests, also of other processes, may need the same environment, and all need pip.
+    // Concurrent tests, also those of other processes, may need the same environment, and all need
+    // pip.
     let lock = File::create(environment.with_file_name("python.lock")).map_err(|error| error.to_string())?;
     lock.lock().map_err(|error| error.to_string())?;
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
     let programs = environment.join("bin");
-    // Written last, so that an interrupted installation is repeated.
+    // This file is written last, so that an interrupted installation starts again.
     let done = environment.join("installed.txt");
     if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(programs);

@@ -117,7 +117,7 @@ impl Site {
     /// # Panics
     /// If it cannot be started.
     pub fn spawn(&self) -> Running {
-        // The previous process's socket must not be mistaken for this one's.
+        // The socket of the previous process must not be mistaken for that of this one.
         let _ = std::fs::remove_file(self.path("socket"));
         let log = self.path("log");
         let out = File::options().create(true).append(true).open(&log).expect("a log file");
@@ -165,7 +165,7 @@ impl Site {
         });
         let log = running.log();
         assert!(!log.contains("panicked"), "{log}");
-        // Lines of the log begin with the time.
+        // A line of the log begins with the time.
         let is_own = |line: &&str| !line.starts_with(|letter: char| letter.is_ascii_digit());
         let lines: Vec<_> = log.lines().filter(is_own).collect();
         assert_eq!(lines.len(), 1, "one line states why:\n{log}");

@@ -241,7 +241,7 @@ impl TlsClient {
             result => result?,
         };
         let processed = self.tls.process_new_packets();
-        // An alert about received data.
+        // The alert concerns received data.
         let _ = self.flush();
         processed.map(drop).map_err(io::Error::other)
     }

@@ -128,7 +128,7 @@ impl Load {
             if request & SET == 0 {
                 tally.gets += 1;
                 let found = subject.get(&key, |found: &[u8]| {
-                    // Checks the start and the end, so that the whole value must be there.
+                    // Comparing the start and the end detects a truncated value.
                     found.len() == VALUE && found[..8] == key[..8] && found[VALUE - 1] == key[7]
                 });
                 if let Some(right) = found {
@@ -174,8 +174,8 @@ impl Load {
                         let clock = CpuClock::of_this_thread();
                         start.wait();
                         let (wall, cpu) = (Instant::now(), clock.now_ns()?);
-                        // Criterion's calls start at the same position; this keeps a long run from
-                        // always being the same.
+                        // Criterion's calls start at the same position. The offset keeps the
+                        // samples of a long run from being identical.
                         self.run(subject, thread * (DRAWN / 2) + ops, ops)?;
                         Ok(match by {
                             TimedBy::ThreadCpu => Duration::from_nanos(clock.now_ns()? - cpu),

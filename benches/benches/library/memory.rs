@@ -19,7 +19,7 @@ const CHILD: &str = "CACHED_LIBRARY_MEMORY_OF";
 
 /// Returns the resident bytes per item in a new process with this cache.
 pub(crate) fn entry_bytes<S: Subject>(items: Items, room: u64) -> Result<f64> {
-    // `library::subject::KvCopy<false>`, and so on.
+    // The last two segments of the type's path, for example `library::subject::KvCopy<false>`.
     let subject = std::any::type_name::<S>().rsplit("::").next().context("a type has a name")?;
     let child = Command::new(std::env::current_exe()?)
         .env(CHILD, format!("{subject} {} {room}", items.name()))

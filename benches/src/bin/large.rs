@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..KvConfig::default()
     })?;
     churn(&kv)?;
-    // A little below the round size, because the key counts too.
+    // The sizes are slightly below round numbers, because the key counts towards the size too.
     let sizes = [MIB - 64, 16 * MIB - 64, 256 * MIB - 64, 1024 * MIB - 64];
     let value = vec![7u8; sizes[sizes.len() - 1]];
     let mut into = vec![0u8; MIB];

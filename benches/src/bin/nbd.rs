@@ -86,7 +86,7 @@ fn main() -> Result<()> {
     let directory = tempfile::tempdir_in(&args.dir).context("a directory for the disks")?;
     let path = directory.path();
     let disk_bytes = args.disk_mib << 20;
-    // Storing starts at half of the dirty limit.
+    // With this limit, flushing starts at half of the dirty limit.
     let servers = [
         Disk::cached("cached", &args, path, server_cpu, disk_bytes / 2 * 5)?,
         Disk::nbdkit(&args, path, server_cpu)?,
@@ -196,14 +196,15 @@ fn open_disk(socket: &Path, export: &str) -> Result<UnixStream> {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting)?;
     ensure!(greeting.starts_with(b"NBDMAGICIHAVEOPT"), "no server of fixed newstyle NBD");
-    // Fixed newstyle, without zeros after the answer, followed by the option EXPORT_NAME.
+    // The fixed newstyle handshake, without zero padding after the server's reply, is followed by
+    // the option EXPORT_NAME.
     let mut request = 3_u32.to_be_bytes().to_vec();
     request.extend(b"IHAVEOPT");
     request.extend(1_u32.to_be_bytes());
     request.extend((export.len() as u32).to_be_bytes());
     request.extend(export.as_bytes());
     stream.write_all(&request)?;
-    // The disk's size and flags.
+    // This skips the disk's size and flags.
     stream.read_exact(&mut [0; 10]).context("the server refused the export")?;
     Ok(stream)
 }

@@ -193,7 +193,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // This fails if it has already ended.
+        // The call fails if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -209,7 +209,8 @@ fn start(program: &Path, file: &Path, items: u64) -> Result<(Running, SocketAddr
     if rustix::process::geteuid().is_root() {
         command.args(["-u", "root"]);
     }
-    // Not this process's own: a pipe that a server keeps open has no end for its reader.
+    // Standard output is not inherited: the reader of a pipe that a server keeps open would never
+    // see its end.
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut running = Running(command.spawn().with_context(|| program.display().to_string())?);
     loop {

@@ -234,8 +234,8 @@ pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
                 })
             })
             .collect();
-        // A worker that stopped because another one failed has no error of its own, so the other
-        // one's is reported.
+        // A worker that stopped because another one failed has no error of its own, so the error of
+        // the other worker is reported.
         let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
         let mut outcomes = Vec::new();
         for result in results {

@@ -176,7 +176,8 @@ impl ReplyReader {
     ) -> Result<&'a [u8], ReplyError> {
         let kept_bytes = self.head_part.len();
         let more = &bytes[..bytes.len().min(HEAD_BYTES_MAX - kept_bytes)];
-        // Taken out so that the head can borrow from it while the state changes.
+        // The buffer is taken out of `self`, so that the head can borrow from it while the state
+        // changes.
         let mut head_part = std::mem::take(&mut self.head_part);
         head_part.extend_from_slice(more);
         let rest = match self.protocol.parse_head(&head_part)? {

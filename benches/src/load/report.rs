@@ -83,7 +83,8 @@ impl LoadReport {
         let seconds = outcomes.iter().map(window_s).fold(0.0, f64::max);
         let server_cpu_share =
             outcomes[0].server_cpu_ns.map(|cpu_ns| cpu_ns as f64 / 1e9 / window_s(&outcomes[0]));
-        // Rates rather than sums, because each thread's span starts and ends at different times.
+        // The sum of the rates is used instead of the rate of the sums, because the threads' time
+        // spans start and end at different times.
         let server_cpu_ns_per_request = server_cpu_share.map(|share| share * 1e9 / requests_per_s);
         let client_cpu_ns: u64 = outcomes.iter().map(|outcome| outcome.client_cpu_ns).sum();
         Self {
@@ -159,7 +160,7 @@ impl Latency {
         let mut histograms = outcomes.into_iter().map(|outcome| outcome.tally.latency_ns);
         let Some(mut all) = histograms.next() else { return Self::default() };
         for histogram in histograms {
-            // The bounds are the same by construction, so adding cannot fail.
+            // All histograms have the same bounds, so adding one cannot fail.
             let _ = all.add(histogram);
         }
         let at = |quantile| all.value_at_quantile(quantile) as f64 / 1e3;

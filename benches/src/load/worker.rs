@@ -220,7 +220,8 @@ impl<'a> Worker<'a> {
             if now_ns > self.window.1.saturating_add(DRAIN_NS_MAX) {
                 return Ok(self.give_up(&mut schedule, now_ns));
             }
-            // Never sleeps, because a wake-up would cost more than the latencies measured here.
+            // The worker never sleeps, because a wake-up would cost more than the latencies
+            // measured here.
             self.wait(0)?;
             for event in 0..self.events.len() {
                 self.serve_event(self.events[event].data.u64() as usize, self.events[event].flags)?;

@@ -71,7 +71,7 @@ pub(super) fn parse_head(bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, Head
         let value_bytes = body_bytes - extras_bytes - key_bytes;
         return Ok(Some((Head::Value { key, value_bytes }, value_start)));
     }
-    // Every other reply has at most an error text, which is consumed with the header.
+    // Any other reply has at most an error text, which is consumed together with the header.
     if body_bytes > ERROR_BYTES_MAX {
         return unexpected();
     }

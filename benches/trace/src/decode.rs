@@ -147,7 +147,7 @@ pub(crate) fn synthetic_bytes(objects: usize) -> Vec<u64> {
             random ^= random >> 32;
             let (octave, within) = (random & 0xffff, random >> 16 & 0xffff);
             let mut bytes = 64;
-            // 0.6 of the remainder moves to the next octave.
+            // In each octave, 0.6 of the remaining values move to the next one.
             let mut bound = 39_321;
             while octave < bound && bytes < 1 << 15 {
                 bytes *= 2;

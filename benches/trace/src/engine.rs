@@ -47,7 +47,7 @@ impl Scale {
             if scale.arena_bytes == 0 || better {
                 scale = tried;
             }
-            // Half of a small difference, because the arena consists of whole regions.
+            // Half of a small difference is added, because the arena consists of whole regions.
             arena_bytes = (tried.arena_bytes as u64 * objects / tried.capacity.max(1)) as usize;
         }
         Ok(scale)

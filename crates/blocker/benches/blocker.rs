@@ -131,7 +131,7 @@ fn layers() {
         start.elapsed().as_nanos() as f64 / f64::from(CALLS)
     };
     for (what, call) in [("read", &read as &dyn Fn(&dyn Blocker)), ("write", &write)] {
-        // The best of each, because other work on the machine only adds time.
+        // The best time of each is used, because other work on the machine only adds time.
         let rounds: Vec<_> = (0..15).map(|_| (time(&*stack, call), time(&*hit, call))).collect();
         let stack_ns = rounds.iter().map(|(stack, _)| *stack).fold(f64::INFINITY, f64::min);
         let bare_ns = rounds.iter().map(|(_, bare)| *bare).fold(f64::INFINITY, f64::min);
@@ -168,8 +168,8 @@ fn bare_files(dir: &std::path::Path) -> Vec<File> {
     let make = |index| {
         let path = dir.join(format!("bare-{index}"));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
-        // Laid out like the backend's files, because the page cache depends on how a file was first
-        // written.
+        // The file is laid out like the backend's files, because the page cache depends on how a
+        // file was first written.
         file.write_all_at(&data[..HEADER_BYTES as usize], 0).unwrap();
         file.write_all_at(&data, HEADER_BYTES).unwrap();
         file.sync_all().unwrap();
@@ -219,7 +219,8 @@ fn file_backend() {
     };
 
     let mut rounds = [const { Vec::new() }; 3];
-    // Alternately, with the other one first each time, because the kernel's state drifts.
+    // The two are measured alternately, and the order changes each round, because the kernel's
+    // state drifts.
     let compare = |rounds: &mut Vec<(f64, f64)>, bare: &mut dyn FnMut(u64), ours: &mut dyn FnMut(u64)| {
         let pair = if rounds.len().is_multiple_of(2) {
             let bare = per_op(OPS, &mut *bare);
@@ -247,7 +248,7 @@ fn file_backend() {
         compare(&mut rounds[1], &mut bare_write, &mut |n| {
             answer(write(&inline, n));
         });
-        // Through the pool with 32 in flight, as in a server.
+        // The requests go through the pool, 32 in flight, as in a server.
         let mut flight = Vec::with_capacity(32);
         compare(&mut rounds[2], &mut bare_write, &mut |n| {
             flight.push(write(&pooled, n));
@@ -258,8 +259,7 @@ fn file_backend() {
             }
         });
     }
-    // The components of the difference: building and dropping the request alone, then the system
-    // call.
+    // The difference has two components: building and dropping the request, then the system call.
     let request_ns = per_op(OPS, |n| {
         let (file, offset) = place(n);
         black_box(ReadRequest::new(objects[file].clone(), offset, OP_BYTES as u64));

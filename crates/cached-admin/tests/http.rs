@@ -37,7 +37,7 @@ fn exchange(admin: &AdminServer, bytes: &str) -> String {
     let mut stream = connect(admin);
     stream.write_all(bytes.as_bytes()).expect("it is sent");
     let mut answer = Vec::new();
-    // This fails if the listener closes before it has read everything.
+    // The read fails if the listener closes the connection before it has read everything.
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8(answer).expect("the answer is text")
 }

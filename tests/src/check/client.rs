@@ -171,7 +171,7 @@ impl Client {
         let mut found = vec![None; keys.len()];
         let mut at = 0;
         while let Some((key, value, _)) = self.read_value() {
-            // The reply has the order of the request, without missing keys.
+            // The reply has the keys in the order of the request; missing keys are left out.
             match keys[at..].iter().position(|asked| *asked == key) {
                 Some(gap) => at += gap,
                 None => unexpected(key.as_bytes()),

@@ -108,7 +108,7 @@ fn change_plain(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mu
         }
         _ => {
             let (flushing, before) = (shared.flushing.load(Ordering::SeqCst), key.account.before());
-            // The newest version that was sent has been acknowledged as removed.
+            // The newest version that was sent is an acknowledged removal.
             let was_gone = key.account.acknowledged() == key.account.sent() && Account::is_gone(before);
             match client.touch(&key.name, life(key)) {
                 Answer::Done if was_gone => {
@@ -139,7 +139,7 @@ fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: 
     let value = value::make(&key.name, version, size);
     match client.cas(&key.name, &value, cas) {
         Answer::Done => key.account.stored(version),
-        // The item was evicted, flushed or refused meanwhile, so the store fails.
+        // The item was evicted, flushed or refused in the meantime, so the operation fails.
         Answer::Absent | Answer::NoMemory => return set(client),
         Answer::Other => {
             return shared.violation(format!(
@@ -275,7 +275,7 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
         }
         shared.counts.operations.fetch_add(1, Ordering::Relaxed);
         idle.push(half.key);
-        // The other clients should do most of the work.
+        // Most of the work should be left to the other clients.
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
@@ -290,7 +290,7 @@ pub fn flushes(shared: &Shared<'_>, seed: u64) {
         if which == 1 {
             conn.ask(format!("flush_all {DELAY_SECS}\r\n").as_bytes(), b"OK\r\n");
         }
-        // Versions acknowledged until now are removed when the reply arrives.
+        // When the reply arrives, all versions that are acknowledged now have been removed.
         let acknowledged: Vec<u64> = shared.keys.iter().map(|key| key.account.acknowledged()).collect();
         match which {
             0 => conn.ask(b"flush_all\r\n", b"OK\r\n"),

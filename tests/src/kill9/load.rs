@@ -96,7 +96,7 @@ fn flush(
     seen: &mut Seen,
 ) -> Result<(), String> {
     let id = model.object(at).clone();
-    // Like a guest, which only knows flushes: mostly journaled.
+    // A guest only knows flushes, so most of these are *journaled* ones.
     let durability = if random.random_range(0..4) == 0 { Durability::Stored } else { Durability::Journaled };
     let scope = match random.random_range(0..3) {
         0 => Scope::Object(id.clone()),
@@ -231,7 +231,7 @@ fn draw(
     if kind < 5 { request.domain(domain) } else { request }
 }
 
-/// Returns the namespaces of the load: one with logged changes, and one without.
+/// The length stays within the maximum object size, which the reference does not enforce.
 pub fn namespaces() -> [Namespace; 2] {
     ["log", "plain"].map(|name| Namespace::new(name).expect("a namespace"))
 }

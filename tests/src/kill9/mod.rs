@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
         for round in 0..self.options.rounds {
             self.load(&mut process)?;
             self.report.kills += 1;
-            // The limits of the journal may change between starts, and so may the conditions for
+            // The journal's limits may change between starts, and so may the conditions for
             // flushing.
             self.configure();
             for _ in 0..self.random.random_range(0..3_u32) {

@@ -193,7 +193,7 @@ impl Model {
                     faults.torn += 1;
                     report(format!("{} ({shown}) has a content that it never had", history.id));
                 }
-                // If a later step has the same content, it counts, because that one must be
+                // If a later step has the same content, the later one counts, because it must be
                 // present.
                 Some(step) if step.number < history.durable => {
                     faults.lost += 1;

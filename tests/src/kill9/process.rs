@@ -57,7 +57,7 @@ impl Place {
     /// # Panics
     /// If the program cannot be started.
     pub fn spawn(&self) -> Process {
-        // The previous process's socket must not be mistaken for this one's.
+        // The socket of the previous process must not be mistaken for that of this one.
         let _ = std::fs::remove_file(self.path("socket"));
         let log = self.path("log");
         let out = File::options().create(true).append(true).open(&log).expect("a log file");

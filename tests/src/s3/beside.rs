@@ -211,8 +211,8 @@ impl Both {
                             let excuse = excuses.into_iter().find(|one| one.allows(&direct, &through));
                             excuse.into_iter().for_each(|one| *played.excused.entry(one).or_default() += 1);
                             if excuses_change(&request) && direct.status < 300 {
-                                // Only the endpoint has made a change, which the sidecar has
-                                // refused.
+                                // The sidecar has refused a change, and only the endpoint has made
+                                // it.
                                 return Ok(());
                             }
                         }

@@ -122,7 +122,7 @@ mod tests {
             outcomes(&[("a", "passed"), ("b", "failed"), ("c", "skipped"), ("d", "passed"), ("e", "passed")]);
         let through = outcomes(&[("a", "passed"), ("b", "passed"), ("c", "failed"), ("d", "error")]);
         let compared = Comparison::of(&direct, &through);
-        // A test that has not run has not passed.
+        // A test that did not run did not pass.
         assert_eq!((compared.at_endpoint, compared.lost.len()), (3, 2));
         assert_eq!(compared.lost, BTreeSet::from(["d", "e"]));
         assert_eq!(compared.gained, BTreeSet::from(["b"]));

@@ -111,7 +111,7 @@ impl Files {
                     request.body = body;
                     (self.answer(&request), is_last)
                 }
-                // The end of the request is unknown.
+                // The end of the request cannot be determined.
                 Err(answer) => (answer, true),
             };
             let mut head = format!("HTTP/1.1 {} x\r\nx-amz-request-id: 1\r\n", answer.status);
@@ -214,7 +214,7 @@ impl Files {
     /// Returns the folded form, which is common to all names of an object.
     fn folded(&self, key: &str) -> String {
         let path = path(key);
-        // The only letter in the tests with two Unicode forms.
+        // This is the only letter in the tests with two Unicode forms.
         if self.folds_letters { path.to_lowercase().replace('\u{fc}', "u\u{308}") } else { path }
     }
 
@@ -387,7 +387,7 @@ impl Object {
     fn read(&self, request: &Request) -> Answer {
         let seconds = self.changed;
         let modified = format!("{DAY}{:02}:{:02}:{:02} GMT", seconds / 3600, seconds / 60 % 60, seconds % 60);
-        // `None` for a date in the future.
+        // The result is `None` for a date in the future.
         let is_changed_since = |name: &str| {
             let since = request.header(name)?.strip_prefix(DAY)?;
             Some(modified[DAY.len()..] > *since)

@@ -131,7 +131,8 @@ impl Judge {
             command.env("S3_SUITE_NAMES", dir.join("names"));
         }
         let output = run(&mut command, DEADLINE);
-        // 0: all passed; 1: some failed; 5: the slice has no tests.
+        // The exit status is 0 if all tests passed, 1 if some failed, and 5 if the slice has no
+        // tests.
         let ran = matches!(output.status.code(), Some(0 | 1 | 5));
         assert!(ran, "pytest {:?}: {}", output.status, text(&output));
     }

@@ -105,8 +105,8 @@ impl Upgradable {
     /// Replaces the program by the server under test.
     pub fn use_program(&self) {
         let from = &Program::under_test().path;
-        // A rename over another link to the same file has no effect, and would leave this name,
-        // which a copy would truncate.
+        // A rename onto another link to the same file has no effect. It would leave this name in
+        // place, and a copy would truncate the file.
         let _ = std::fs::remove_file(self.path("new"));
         if std::fs::hard_link(from, self.path("new")).is_err() {
             // The directory may be on another file system. A copy would take long, because a

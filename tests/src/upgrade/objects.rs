@@ -244,7 +244,7 @@ fn connect_always(places: &[Address], is_over: &AtomicBool) -> Result<u64, Strin
             connected.map_err(|error| format!("{place} refuses a client: {error}"))?;
             connections += 1;
         }
-        // Fewer connections than a socket's queue can hold during the longest pause.
+        // There are fewer connections than a socket's queue can hold during the longest pause.
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(connections)

@@ -97,7 +97,7 @@ fn run_one(script: &Script, memory_file: &Path, upgrades: u64) -> Report {
         let over = SetOnDrop(&is_over);
         let client = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) || runs.load(Ordering::Relaxed) == 0 {
-                // Some expect an empty server.
+                // Some of the programs expect an empty server.
                 let flushed = Connection::open(port).and_then(|mut conn| conn.ask(b"flush_all\r\n"));
                 if let Err(error) = flushed {
                     return Some(format!("{}: {error}", script.name));

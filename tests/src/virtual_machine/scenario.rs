@@ -90,7 +90,7 @@ pub fn run(system: &System, kills: u32) -> Report {
     }
     step("the server was killed and started again");
     guest.sync_more(FILES);
-    // The pass during the last kill, and one more.
+    // The count includes the pass during the last kill, and one more.
     let verified = guest.verify_more(2);
     step("the guest has gone on");
     let synced = guest.kill();

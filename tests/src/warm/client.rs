@@ -76,7 +76,7 @@ impl Connection {
     /// # Errors
     /// As [`ask`](Connection::ask).
     pub fn look(&mut self, key: &str) -> std::io::Result<Option<Seen>> {
-        // Without the flag `k`, and without updating the time of last use.
+        // The request has no flag `k`, and does not update the time of last use.
         let reply = self.ask(format!("mg {key} v f t c\r\n").as_bytes())?;
         if reply.code != "VA" {
             return Ok(None);
@@ -200,7 +200,7 @@ impl Client {
             let head = format!("ms {key} {} {mode} F{flags} T{ttl} c{more}\r\n", text.len());
             [head.as_bytes(), text, b"\r\n"].concat()
         };
-        // The request, and the key's new state after a reply HD or VA.
+        // The pair consists of the request and of the key's new state after a reply HD or VA.
         let (request, result): (Vec<u8>, Option<Seen>) = match (kind, old) {
             (0..40, _) => (store("MS", "", &text), Some(fresh)),
             (40..45, _) => {

@@ -123,7 +123,7 @@ fn send_together(daemon: &Daemon, sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec
     for mut socket in &sockets {
         hold_in_system(socket, bytes.len());
         socket.set_nonblocking(true).expect("a socket");
-        // The system may accept only a part.
+        // The system may accept only a part of the bytes.
         let _ = socket.write(bytes);
     }
     daemon.signal(libc::SIGCONT);
@@ -132,7 +132,7 @@ fn send_together(daemon: &Daemon, sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec
 
 /// Lets the system accept this many bytes from the sender, if this process has the privilege.
 fn hold_in_system(socket: &UnixStream, bytes: usize) {
-    // The system also counts its own data for each packet.
+    // The system also counts its own overhead for each packet.
     let wanted = libc::c_int::try_from(2 * bytes).expect("a size");
     for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
         // SAFETY: the descriptor is open while the socket is borrowed, and the option is one int.
@@ -155,7 +155,7 @@ fn send_all_it_takes(sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec<OwnedFd> {
         for mut socket in &sockets {
             scope.spawn(move || {
                 socket.set_write_timeout(Some(Duration::from_millis(200))).expect("a timeout");
-                // The program may close the connection, or accept no more.
+                // The program may close the connection, or may accept no more bytes.
                 let _ = socket.write_all(bytes);
             });
         }
@@ -227,7 +227,7 @@ fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> 
         }
         hold_in_system(&socket, bytes.len());
         socket.set_nonblocking(true).expect("a socket");
-        // The program may accept only a part, or close the connection.
+        // The program may accept only a part of the bytes, or close the connection.
         let _ = socket.write(&bytes);
         all.push(socket.into());
     }
@@ -246,7 +246,7 @@ fn admin_clients(daemon: &Daemon) -> Vec<OwnedFd> {
     let connect = |number: usize| {
         let mut socket = TcpStream::connect(&daemon.admin).expect("a connection");
         socket.set_nonblocking(true).expect("a socket");
-        // The program may accept only a part.
+        // The program may accept only a part of the bytes.
         let _ = socket.write(if number.is_multiple_of(2) { &unread } else { &half });
         socket.into()
     };
@@ -289,7 +289,8 @@ fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     }
     let appends = [&b"append witness 0 0 900000\r\n"[..], &vec![b'x'; 500_000]].concat();
     besieged.withstand("half-sent appends", memcached(500, &appends));
-    // The memory reserved for other clients has caused evictions.
+    // The memory reserved for the attackers has caused evictions, so the large value is stored only
+    // now.
     fill("large");
     besieged.withstand("unread values", memcached(300, &b"get large\r\n".repeat(50)));
     let endless = [&b"get"[..], &b" key".repeat(100_000)].concat();

@@ -99,7 +99,7 @@ fn late_readers_get_every_byte() {
     let mut keys = String::new();
     for (index, len) in [3, 5_000, 8_191, 8_192, 40_000, 131_072, 300_000, 1_000_000].into_iter().enumerate()
     {
-        // Every byte depends on its position.
+        // The value of each byte depends on its position.
         let value: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251 + index * 31) as u8).collect();
         let mut set = format!("set value{index} {index} 0 {len}\r\n").into_bytes();
         set.extend(&value);

@@ -72,7 +72,7 @@ fn announced_values_that_are_not_sent_cost_no_memory() {
         }
     }
     witness.check(TEST);
-    // `-m`, and the memory for 800 more connections.
+    // The server may grow by the memory of `-m`, and by that of 800 more connections.
     memory.assert_grew_at_most(&server, 64 + 32, TEST);
     if server.flavour == Flavour::Cached {
         witness.check_store("a small set while the bodies are under way");
@@ -283,7 +283,7 @@ fn garbage_after_binary() {
         let len = random.random_range(1..2000);
         let mut garbage: Vec<u8> = (0..len).map(|_| random.random()).collect();
         if random.random_bool(0.7) {
-            // Similar enough to a frame to pass the first checks.
+            // The beginning is similar enough to a frame to pass the first checks.
             garbage[0] = 0x80;
             if len > 24 {
                 garbage[1] %= 0x25;
@@ -320,7 +320,7 @@ fn connections_above_the_limit_are_refused() {
             b"MN" => inside.push(conn),
             b"ERROR Too many open connections" => {
                 turned_away += 1;
-                // The request may cross with the close, which then arrives as a reset.
+                // The request may overlap with the close; then a reset arrives.
                 conn.read_to_end();
             }
             other => panic!("{}", cached_tests::bytes::show(other)),
@@ -373,7 +373,7 @@ fn bytes_after_urgent_data_are_read() {
     let mut conn = server.connect();
     for round in 1..=3 {
         conn.ask(b"mn\r\n", b"MN\r\n");
-        // All bytes have arrived before the server reads.
+        // All bytes arrive before the server reads.
         server.signal(libc::SIGSTOP);
         conn.send(b"mn\r\n");
         // SAFETY: a live buffer of that length, and a descriptor that `conn` owns.

@@ -497,7 +497,7 @@ fn probes_follow_the_start_the_store_and_the_end() {
     let (_, body) = http::get(&admin, "/status.json");
     let document: serde_json::Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!((&document["store"]["state"], &document["health"]["ready"]), (&"away".into(), &false.into()));
-    // Here items and objects share memory.
+    // Here, items and objects share memory.
     let halves = document["shared_memory"]["halves"].as_array().expect("two halves");
     let least = |half: &serde_json::Value| (half["half"].clone(), half["least_bytes"].as_u64() > Some(0));
     let [items, objects] = [&halves[0], &halves[1]].map(least);
@@ -523,7 +523,7 @@ fn the_reference_names_every_metric() {
     wait_for("the start is complete", || (http::get(&admin, "/startupz").0 == 200).then_some(()));
     let (_, text) = http::get(&admin, "/metrics");
     let is_ours = |name: &str| name.starts_with("cached_") || name.starts_with("process_");
-    // The store of this server is a synapse server, and it has no synapse listener itself.
+    // This server's store is a synapse server; it has no synapse listener itself.
     let others = [
         "cached_file_",
         "cached_rados_",

@@ -101,7 +101,7 @@ fn text_authentication_as_in_memcacheds_suite() {
         other.send_fragments(&login("baaaz", "quux"), [1]);
         other.expect(b"STORED\r\n", "the second user");
         other.ask(b"mg toast v\r\n", b"VA 2\r\nhi\r\n");
-        // A request in the same packet is executed, once the password is right.
+        // A request in the same packet is executed if the password is right.
         let mut pipelined = server.connect();
         let all = [&b"get toast\r\n"[..], &login("foo", "bar"), b"get toast\r\n"].concat();
         pipelined.ask(&all, b"CLIENT_ERROR unauthenticated\r\nSTORED\r\nVALUE toast 0 2\r\nhi\r\nEND\r\n");
@@ -200,7 +200,7 @@ fn what_is_not_a_password_is_not_collected() {
     let longest = "p".repeat(16_384 - 4);
     conn.ask(&login("foo", &longest), b"CLIENT_ERROR authentication failure\r\n");
     conn.ask(&login("foo", "bar"), b"STORED\r\n");
-    // Unfinished passwords of many clients stay within the limit of all buffers.
+    // Clients that send incomplete passwords together stay within the limit of all buffers.
     let before = server.rss_kib();
     let mut waiting: Vec<Conn> = (0..600).map(|_| server.connect()).collect();
     for conn in &mut waiting {
@@ -358,7 +358,7 @@ fn sasl_before_anything_else() {
         ask(&mut conn, &sasl("SASL_AUTH", b"PLAIN", b"\0other\0wrong"), FAILURE);
         ask(&mut conn, &Request::new(op("GET").unwrap()).key(b"k").bytes(), FAILURE);
         conn.expect_closed("a command without a password");
-        // In two steps, byte by byte, and with a request in the same packet.
+        // The exchange has two steps, sent byte by byte, with a request in the same packet.
         let mut conn = server.connect();
         ask(&mut conn, &sasl("SASL_AUTH", b"plain", b""), (0x21, b""));
         let step = [sasl("SASL_STEP", b"PLAIN", b"other\0other\0secret"), frame("NOOP")].concat();
@@ -430,7 +430,7 @@ fn frames_of_sasl_that_break_the_rules() {
     }
     ask(&mut conn, &Request::new(op("GET").unwrap()).key(b"k").bytes(), FAILURE);
     conn.expect_closed("a command without a password");
-    // A second packet that is longer than the first one announced.
+    // The second packet is longer than the first one announced.
     let mut conn = server.connect();
     ask(&mut conn, &sasl("SASL_AUTH", b"PLAIN", b""), (0x21, b""));
     let long = [&right[..], &[b'x'; 4000]].concat();
@@ -446,7 +446,7 @@ fn strange_files_of_passwords() {
     if !is_cached() {
         return;
     }
-    // The longest line.
+    // This is the longest line.
     let long_user = "u".repeat(253);
     let long = format!("{long_user}:p\n");
     for (text, user, password) in [
@@ -534,7 +534,7 @@ fn a_start_without_protection_is_refused() {
         passwords.write(text);
         refused(Start::new().args(&format!("-Y {file}")), &file, 1);
     }
-    // In the configuration file.
+    // The same setting is in the configuration file.
     let config = passwords.0.path().join("cached.toml");
     for (keys, words) in [
         ("protocol = \"binary\"", "memcached.protocol"),
@@ -578,7 +578,7 @@ fn the_gate_of_sasl_is_memcacheds() {
     let ours = passwords.sasl("");
     let theirs = Start::program(reference).args("-S").variable("SASL_CONF_PATH", passwords.0.path()).start();
     let mut cases: Vec<Vec<u8>> = (0..=u8::MAX)
-        // VERSION differs in its reply.
+        // The replies to VERSION differ.
         .filter(|opcode| *opcode != 0x0b)
         .flat_map(|opcode| {
             let request = |key: &[u8], extras: &[u8]| Request::new(opcode).key(key).extras(extras).bytes();

@@ -49,7 +49,7 @@ fn the_first_of_option_environment_and_context_names_the_server() {
     let add = ["contexts", "add", "prod", "--admin", &daemon.admin, "--admin-token-file", token, "--backend"];
     let adds: [(&[&str], i32); 10] = [
         (&[&add[..], &[backend]].concat(), 0),
-        // It is there already.
+        // The context exists already.
         (&[&add[..], &[backend]].concat(), 4),
         (&[&add[..], &[backend, "--replace"]].concat(), 0),
         (&["contexts", "add", "gone", "--admin", NOBODY], 0),
@@ -82,7 +82,7 @@ fn the_first_of_option_environment_and_context_names_the_server() {
         (&[in_prod], &["--admin", NOBODY, "health"], 5, "named by --admin"),
         (&[in_prod], &["--context", "gone", "health"], 5, "of context gone, named by --context"),
         (&[], &["--context", "prodd", "health"], 2, "did you mean prod?"),
-        // It asks no other server than the one that was chosen.
+        // The command contacts only the chosen server.
         (
             &[in_prod],
             &["--context", "objects", "health"],
@@ -97,12 +97,12 @@ fn the_first_of_option_environment_and_context_names_the_server() {
         (&[in_prod], &["stats", "read_hitz"], 3, "did you mean cache_read_hits_total?"),
         (&[in_prod], &["ls"], 0, ""),
         (&[in_prod], &["get", "absent"], 3, "of context prod, named by CACHECTL_CONTEXT"),
-        // A token in the environment is not that of a context's server.
+        // A token in the environment is not used for a context's server.
         (&[in_prod, ("CACHECTL_ADMIN_TOKEN_FILE", &other)], &["reload"], 0, "nothing has changed"),
         (&[in_prod], &["--admin-token-file", &other, "reload"], 4, "the token is not valid"),
         (&[("CACHECTL_CONTEXT", "objects")], &["namespace", "list"], 0, ""),
         (&[("CACHECTL_CONTEXT", "before")], &["namespace", "list"], 0, ""),
-        // The variable names another backend than the context.
+        // The variable names a backend other than the context's.
         (
             &[("CACHECTL_CONTEXT", "objects"), ("CACHECTL_BACKEND", backend)],
             &["namespace", "list"],
@@ -127,10 +127,10 @@ fn the_first_of_option_environment_and_context_names_the_server() {
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).expect("other permissions");
     let (code, text) = run(&[in_prod], &["health"]);
     assert_eq!((code, text.contains("others may change it (mode 666)")), (2, true), "{text}");
-    // There can be no file below a file, nor in a directory that this user may not search.
+    // No file can be below another file, nor in a directory that this user may not search.
     let (code, text) = cachectl(&file, &[], &["ls"]);
     assert_eq!((code, text.contains("no backend is given")), (2, true), "{text}");
-    // A server that the command line names does not depend on the file.
+    // If the command line names the server, the file does not matter.
     assert_eq!(run(&[], &["--admin", &daemon.admin, "health"]).0, 0);
     let (status, log) = daemon.end();
     assert!(status.success(), "{log}");
@@ -142,7 +142,7 @@ fn a_warm_cache_answers_without_the_store() {
     let backend = synapse(&daemon);
     let run = |arguments: &[&str]| daemon.cachectl(&[&["--json", "-b", &backend][..], arguments].concat());
     let count = |name: &str| daemon.json("/status.json")["objects"][name].as_u64().expect("a count");
-    // Larger than one read, so that it is warmed in several ranges.
+    // The object is larger than one read, so that it is warmed in several ranges.
     let large: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
     for (name, content) in [("a/large", &large[..]), ("a/1", &[1; 5000]), ("b/1", &[2; 5000])] {
         std::fs::write(daemon.path("input"), content).expect("a file");
@@ -169,7 +169,7 @@ fn a_warm_cache_answers_without_the_store() {
     assert_eq!(run(&["get", "b/1", &daemon.path("output").display().to_string()]).0, 0);
     assert!(count("read_misses") > misses, "what was not warmed needs the store");
 
-    // A clone, whose data are those of another volume.
+    // The clone's data belong to another volume.
     std::fs::write(daemon.path("image"), vec![7; VOLUME_BYTES]).expect("an image");
     let image = daemon.path("image").display().to_string();
     let commands: [&[&str]; 3] = [
@@ -198,7 +198,7 @@ fn a_warm_cache_answers_without_the_store() {
         let (found, text) = daemon.cachectl(arguments);
         assert_eq!((found, text.contains(words)), (code, true), "{arguments:?}: {text}");
     }
-    // With some seed the list succeeds, and a read fails.
+    // With one of these seeds the list succeeds, and a read fails.
     let with_seed = |seed: u32| {
         let failing = format!("faulty:seed={seed},error_permille=400:{backend}");
         let (code, text) = daemon.cachectl(&["-b", &failing, "warm", "--concurrency", "1"]);

@@ -36,8 +36,8 @@ fn prepare_pylibmc() -> Result<(Command, Form), String> {
     let python = outside::find_program("python3").ok_or("there is no python3")?;
     let environment = workshop("pylibmc");
     let interpreter = environment.join("bin/python");
-    // Built against the system's libmemcached, because the binary wheel contains a libsasl without
-    // PLAIN.
+    // The client is built against the system's libmemcached, because the binary wheel contains a
+    // libsasl without PLAIN.
     once(&environment, b"pylibmc==1.6.3 from source", || {
         install(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&environment))?;
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-binary=pylibmc"];
@@ -291,7 +291,7 @@ fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>
 
 fn install(command: &mut Command) -> Result<(), String> {
     outside::fetch(command, INSTALL_DEADLINE).map_err(|text| {
-        // The last lines state the reason.
+        // The last lines of the output contain the reason.
         let lines: Vec<&str> = text.trim().lines().collect();
         format!("cannot be installed: {}", lines[lines.len().saturating_sub(5)..].join("\n"))
     })

@@ -361,7 +361,7 @@ fn nginx() {
         stream.read_to_string(&mut text).expect("an answer");
         text.split_once("\r\n\r\n").map_or_else(|| panic!("no body: {text:?}"), |(_, body)| body.to_owned())
     };
-    // Several times, over nginx's persistent connections.
+    // The requests are repeated over nginx's persistent connections.
     for _ in 0..20 {
         assert!(get("/known") == page, "the page");
         assert_eq!(get("/unknown"), "made by the application");

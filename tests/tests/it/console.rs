@@ -147,7 +147,7 @@ fn figures_are_those_of_the_documents() {
     let Some(mut browser) = Browser::start("figures_are_those_of_the_documents") else { return };
     let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &[]);
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
-    // The page does not wait for the volumes.
+    // The page shows its other parts before the list of volumes has arrived.
     browser.wait_for("document.querySelector('[data-figure=clients-disk]')");
     // The exact value is the figure's title.
     let status = example();
@@ -198,7 +198,7 @@ fn figures_are_those_of_the_documents() {
             .unwrap_or_else(|| panic!("{figure}: {title}"));
         assert_eq!(Some(title), wanted.as_f64(), "{figure}");
     }
-    // The visible page. The history has 288 hits of 310 gets.
+    // The visible page shows these texts. The history has 288 hits of 310 gets.
     for (selector, wanted) in [
         ("header", "cached 0.1.0 ✓ Ready node1 pid 4242 up 1 h 0 min"),
         (".tiles", "92.9 %"),
@@ -225,7 +225,7 @@ fn figures_are_those_of_the_documents() {
         ("[aria-labelledby=slow-title]", "synapse read vm/disk-1 10.0.0.7:50312 64.0 KiB 180 ms 179 ms"),
         ("[aria-labelledby=logs-title]", "warn store file:/var/lib/objects: 3 requests took longer than 1 s"),
         (".risks", "✓ Nothing at risk"),
-        // 170 hits of 200 reads in the history.
+        // The history has 170 hits of 200 reads.
         (".tiles", "85.0 % now – · since start 90.0 %"),
         ("[aria-labelledby=s3-title]", "✓ serving s3.example.com:443"),
         ("[aria-labelledby=s3-title]", "media 95.6 % – 8,600 400 2,900 200 MiB"),
@@ -368,7 +368,7 @@ fn hostile_bytes_stay_text() {
 #[ignore = "long: browsers, in Chromium"]
 fn what_is_absent_is_left_out() {
     let Some(mut browser) = Browser::start("what_is_absent_is_left_out") else { return };
-    // A server of items only, without any of the other documents.
+    // This server has only items, and none of the other documents.
     let mut status = example();
     for name in ["objects", "store", "synapse", "journal", "volumes", "s3"] {
         status.as_object_mut().expect("an object").remove(name);
@@ -400,7 +400,7 @@ fn what_is_absent_is_left_out() {
     browser.wait_for("performance.getEntriesByName(new URL('status.json', location).href).length >= 7");
     assert_eq!(browser.take_reports(), Vec::<String>::new());
 
-    // A synapsed without a cache, and the smallest possible status.
+    // The documents are those of a synapsed without a cache, and the smallest possible status.
     for (document, wanted) in [
         (
             json!({ "program": "synapsed", "version": "0.1.0", "instance": "2", "host": "node2", "pid": 7, "now_unix_ms": 5000, "uptime_secs": 61,
@@ -490,7 +490,7 @@ fn a_server_away_is_shown_and_found_again() {
     browser.evaluate("document.querySelector('#notice button').click()");
     browser.wait_for("document.querySelector('#notice').innerText.includes('not a status')");
     drop(wrong);
-    // Another process with other figures.
+    // Another process serves other figures.
     let mut status = example();
     status["instance"] = json!("another");
     status["items"]["bytes"] = json!(1024);
@@ -537,7 +537,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
             let mut conn = server.connect();
             let mut round = 0;
             while !is_over.load(Ordering::Relaxed) {
-                // Three hits and a miss for each item that is stored.
+                // The load has three hits and one miss for each item that is stored.
                 conn.send(format!("set key{} 0 0 3\r\nabc\r\n", round % 1000).as_bytes());
                 conn.expect(b"STORED\r\n", "set");
                 for _ in 0..3 {
@@ -553,7 +553,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
         });
         let end = End(&is_over);
         open(&mut browser, &url, Viewport::LAPTOP);
-        // Live: the ratio of the current requests.
+        // The live value is the ratio of the current requests.
         browser.wait_for("/now 7[45]\\.\\d/.test(document.querySelector('.tiles').innerText)");
         browser.wait_for(
             "/gets [\\d,.]+\\/s · sets [\\d,.]+\\/s/.test(document.querySelector('.tiles').innerText)",
@@ -704,7 +704,7 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
         browser.evaluate("document.querySelector('details').open = false");
         browser.screenshot(viewport, &pictures.join(format!("{name}.png")));
     }
-    // The picture of the documents.
+    // This takes the picture for the documentation.
     open(&mut browser, &fixture.url(), Viewport { height: 1180, ..Viewport::LAPTOP });
     browser.wait_for("document.querySelector('[aria-labelledby=hot-title] td')");
     browser.screenshot_of_window(&pictures.join("docs.png"));
@@ -729,7 +729,7 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
     browser.wait_for("document.querySelectorAll('.panel svg .cursor').length >= 4");
     browser.press("Escape");
     browser.wait_for("!document.querySelector('#chart-hits .cursor')");
-    // The same with a problem.
+    // This takes the same picture with a problem.
     let status = &mut calm[0].1;
     status["health"] = json!({ "ready": false, "reasons": ["the store has not answered for 12 s"] });
     status["objects"]["lost_bytes"] = json!(4096);

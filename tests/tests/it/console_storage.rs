@@ -123,7 +123,7 @@ fn the_documents_have_the_volumes_and_the_buckets() {
     assert_eq!(find("listeners", "protocol", "s3")["listener"], storage.s3.as_str());
     let memory = find("memory", "owner", "s3");
     assert!(memory["used_bytes"].as_u64() > Some(4096) && memory["limit_bytes"].as_u64() > Some(16 * MIB));
-    // The same in a terminal.
+    // `cachectl top` shows the same in a terminal.
     let (code, top) = daemon.cachectl(&["top", "--once"]);
     assert!(code == 0 && top.contains("Buckets") && top.contains("media"), "{top}");
 }
@@ -143,7 +143,7 @@ fn changes_need_the_token_and_are_refused_to_other_sites() {
     ];
     for (path, body) in &changes {
         let post = |headers: &str| http::post(address, path, headers, &body.to_string());
-        // A form of another site sends neither the token nor a preflight request.
+        // A form on a page of another site sends neither the token nor a preflight request.
         for (headers, status) in [
             (String::new(), 401),
             ("Content-Type: text/plain\r\n".into(), 401),
@@ -158,7 +158,7 @@ fn changes_need_the_token_and_are_refused_to_other_sites() {
             assert_eq!(post(&headers).0, status, "{path}: {headers}");
         }
         assert_eq!(http::post(address, &format!("{path}?token={TOKEN}"), "", &body.to_string()).0, 401);
-        // A preflight request is not answered as a browser needs it.
+        // The response to a preflight request does not permit the browser to continue.
         let mut socket = TcpStream::connect(address).expect("a connection");
         let request = format!(
             "OPTIONS {path} HTTP/1.0\r\nHost: {address}\r\nOrigin: http://evil.example\r\n\
@@ -173,7 +173,8 @@ fn changes_need_the_token_and_are_refused_to_other_sites() {
     }
     assert_eq!(storage.snapshots(), ["monday", "tuesday"]);
     assert_eq!(http::get_with(address, "/volumes/show?name=evil", &token).0, 404);
-    // What a page of another site makes a browser load is refused without a token, too.
+    // Requests that a page of another site makes a browser send for images or scripts are refused
+    // without a token, too.
     assert_eq!(http::get(address, "/volumes").0, 200);
     assert_eq!(http::get_with(address, "/volumes", "Sec-Fetch-Site: cross-site\r\n").0, 403);
     // The console itself sends this.
@@ -239,7 +240,7 @@ fn changes_are_made_once_they_are_confirmed() {
         open(&mut browser, &url, viewport);
         browser.evaluate("sessionStorage.clear()");
         open(&mut browser, &url, viewport);
-        // Everybody who may read sees the volume, but nothing to change it with.
+        // Everybody who may read sees the volume, but no controls for changes.
         click(&mut browser, "[aria-labelledby=volumes-title]", "disk");
         browser.wait_for("document.querySelector('.details table')");
         let details = browser.text(".details");
@@ -253,7 +254,7 @@ fn changes_are_made_once_they_are_confirmed() {
         browser.write(TOKEN);
         browser.press("Enter");
 
-        // A change that is not confirmed is not made.
+        // A change that the operator does not confirm is not made.
         click(&mut browser, ".details", "Snapshot …");
         browser.wait_for("document.activeElement?.id === 'field-snapshot'");
         assert_usable(&mut browser, name);
@@ -294,13 +295,13 @@ fn changes_are_made_once_they_are_confirmed() {
         click(&mut browser, "dialog", "Detach");
         wait_for_notice(&mut browser, &format!("copy-{name} is detached."));
 
-        // The first namespace is that with the most dirty data: the volume's.
+        // The volume's namespace is listed first, because it has the most dirty data.
         for within in [".details", "[aria-labelledby=namespaces-title]"] {
             if within == ".details" {
                 click(&mut browser, "[aria-labelledby=volumes-title]", "disk");
                 browser.wait_for("document.querySelector('.details h3').innerText === 'disk'");
             }
-            // Where no snapshot has anything, a write makes a new object.
+            // A write to a place that no snapshot contains creates a new object.
             unwritten += 65536;
             storage.disk.write(unwritten, &[8; 65536]).expect("it is written");
             let status = storage.daemon.json("/status.json");
@@ -351,7 +352,7 @@ fn a_page_of_another_site_changes_nothing() {
     ));
     assert_eq!(outcomes, json!(["TypeError", "TypeError", "TypeError", "TypeError", "TypeError"]));
     assert_eq!(refused(), 4.0, "all but the preflight request were refused");
-    // A form, whose one field makes a body of JSON.
+    // The form has one field, which makes a body of JSON.
     browser.evaluate(&format!(
         "(() => {{
             const form = document.createElement('form');
@@ -367,7 +368,8 @@ fn a_page_of_another_site_changes_nothing() {
     ));
     browser.wait_for("document.body?.innerText.includes('for a page of another site')");
     assert_eq!(storage.snapshots(), ["monday", "tuesday"]);
-    // Links lead to the console, and to what everybody may read here.
+    // Links from other sites lead to the console, and to the documents that everybody may read
+    // here.
     for (path, text) in [("", "Nothing at risk"), ("status.json", "\"s3\"")] {
         browser.open(&other_site(), Viewport::LAPTOP);
         browser.evaluate(&format!("location.href = 'http://{address}/{path}'"));

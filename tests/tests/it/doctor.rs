@@ -53,7 +53,8 @@ fn a_healthy_server_is_in_order_and_its_bundle_has_no_secret() {
         let found = checks(name);
         assert!(found.len() == 1 && found[0].0 != "problem", "{name}: {found:?}");
     }
-    // The sum of the limits of all listeners, of which one alone has 1024 connections.
+    // The required number is the sum over the limits of all listeners, one of which has 1024
+    // connections.
     let line = &checks("descriptors")[0].1;
     let needed = line.rsplit_once(", and ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok());
     assert!(needed.is_some_and(|needed| needed > 2048), "{line}");
@@ -114,7 +115,8 @@ fn each_problem_is_named_with_what_to_do() {
     }
     std::fs::set_permissions(&store, PermissionsExt::from_mode(0o700)).expect("the permissions");
 
-    // Before the first start: what a file names is checked, and no server need run.
+    // Before the first start, the command checks the files that the configuration names. No server
+    // needs to run.
     let config = place.path().join("next.toml");
     std::fs::write(&config, "[objects.journal]\ndirectory = \"/no/such/directory\"\n").expect("a file");
     let mut command = std::process::Command::new(workspace_programs().join("cachectl"));

@@ -51,7 +51,7 @@ fn one_host_serves_and_the_other_takes_over_with_all_that_is_stored() {
     let leader = pair.leader();
     let standby = 1 - leader;
 
-    // The standby refuses clients, and says who leads.
+    // The standby refuses clients, and reports who leads.
     assert!(!is_listening(pair.addresses[standby]));
     wait_for("the standby knows the leader", || {
         (pair.report(standby)["leader"]["node"] == NODES[leader]).then_some(())
@@ -90,7 +90,7 @@ fn one_host_serves_and_the_other_takes_over_with_all_that_is_stored() {
     client.write("ns/stored", b"again").expect("the next leader writes");
     client.flush().expect("it is stored");
     assert!(pair.report(standby)["epoch"].as_u64() > Some(epoch));
-    // Not asserted, because the machine may be busy.
+    // The duration is not asserted, because the machine may be busy.
     println!("a takeover after a kill took {took:?}, with a lease of {ENDING_SECS} s");
 }
 
@@ -143,10 +143,11 @@ fn a_host_that_was_stopped_beyond_its_lease_answers_nothing_and_becomes_a_standb
     second.write("ns/a", b"new").expect("it is written");
     second.flush().expect("it is stored");
 
-    // This request is in the socket of the stopped host when it continues.
+    // The socket of the stopped host contains this request when the host continues.
     let asked = std::thread::scope(|scope| {
         let asked = scope.spawn(|| client.read("ns/a"));
-        // Usually long enough to be sent; whether or not it is, it must not be answered.
+        // The delay is usually long enough for the request to be sent. Whether or not it has been
+        // sent, it must not be answered.
         std::thread::sleep(Duration::from_millis(100));
         pair.host(stopped).signal(libc::SIGCONT);
         asked.join().expect("the reader")
@@ -174,13 +175,13 @@ fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     let first = pair.leader();
     let second = 1 - first;
 
-    // Step-down under load: nothing that was flushed is missing, and nothing comes later.
+    // The leader steps down under load: no flushed data are missing, and no late change appears.
     let (flushed, ends) = (AtomicU64::new(0), AtomicBool::new(false));
     let client = pair.client(first);
     let under_load = std::thread::scope(|scope| {
         let load = scope.spawn(|| load(&client, &flushed, &ends));
         wait_for("some rounds", || (flushed.load(Ordering::SeqCst) >= 5).then_some(()));
-        // The load ends even if what follows fails.
+        // The load ends even if a later step fails.
         let over = SetOnDrop(&ends);
         let (code, text) = pair.host(first).cachectl(&["leader", "step-down"]);
         assert_eq!(code, 0, "{text}\n{}", pair.host(first).log());
@@ -193,7 +194,7 @@ fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     let found = number(&client);
     assert!((last..=last + 1).contains(&found), "{found} after {last}, {under_load:?}");
 
-    // A standby cannot step down, and a successor must exist.
+    // A standby cannot step down, and a leader steps down only if there is a successor.
     wait_for("it knows the leader", || (pair.report(first)["leader"]["node"] == NODES[second]).then_some(()));
     let (code, text) = pair.host(first).cachectl(&["leader", "step-down"]);
     assert!(code != 0 && text.contains(&format!("{} at", NODES[second])), "{code}: {text}");
@@ -202,7 +203,7 @@ fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     assert!(pair.serves(second), "it leads as before");
     client.write("ns/after", b"refused").expect("it serves as before");
 
-    // A reload of a standby's configuration is for its next cache.
+    // A standby applies a reloaded configuration to the next cache that it opens.
     pair.host(first).configure(|text| text.replace("86400000", "86300000"));
     let (code, text) = pair.host(first).cachectl(&["reload"]);
     assert_eq!(code, 0, "{text}");
@@ -214,7 +215,7 @@ fn a_leader_steps_down_restarts_and_reloads_without_a_loss() {
     let (code, text) = pair.host(first).cachectl(&["leader", "status"]);
     assert!(code == 0 && text.contains("leader"), "{code}: {text}");
 
-    // A planned restart: the next process of the same host leads.
+    // In a planned restart, the next process of the same host leads.
     let client = pair.client(first);
     client.write("ns/restart", b"kept").expect("it is written");
     let changes = pair.report(second)["changes"]["granted"].as_u64();
@@ -245,7 +246,7 @@ fn a_live_upgrade_of_the_leader_keeps_the_lead_at_its_host() {
     assert_eq!(pair.client(leader).read("ns/a"), Ok(Some(b"before".to_vec())));
     assert!(!is_listening(pair.addresses[1 - leader]), "the other host has not led");
 
-    // The harness ends only the first process.
+    // The harness itself ends only a host's first process.
     let (code, text) = pair.host(leader).cachectl(&["drain"]);
     assert_eq!(code, 0, "{text}");
     let admin = pair.host(leader).admin.parse().expect("an address");

@@ -39,7 +39,7 @@ fn start(flags: &str) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cached.toml");
     std::fs::write(&path, "[insight]\nsampled_share = 1.0\n").unwrap();
-    // The file is read before the server listens.
+    // The server reads the file before it listens.
     Server::start(&format!("--config {} {flags}", path.display()))
 }
 
@@ -73,8 +73,8 @@ fn misses_are_told_apart_by_their_reason() {
 fn evicted_keys_are_counted_and_more_memory_is_predicted_to_keep_them() {
     let server = start("-m 8");
     let mut conn = server.connect();
-    // Two passes over 12 MiB of items in 8 MiB of memory. Missed items are stored, as a client
-    // does; the others stay.
+    // The load passes twice over 12 MiB of items in 8 MiB of memory. It stores missed items, as a
+    // client does; the others stay.
     let value = "x".repeat(1000);
     for batch in (0..24_000).collect::<Vec<_>>().chunks(200) {
         let mut requests = Vec::new();

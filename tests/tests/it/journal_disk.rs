@@ -151,7 +151,7 @@ fn a_full_disk_under_load_loses_nothing_and_the_journal_comes_back() {
     let _ = std::fs::remove_dir_all(&directory);
 }
 
-// `synapsed` and `cached` with another disk, and without a disk.
+// The runs use `synapsed` and `cached`, with another disk and without a disk.
 
 /// An age limit that causes no flush during the test.
 const NEVER_MS: u64 = 86_400_000;
@@ -226,7 +226,7 @@ impl<'a> Trial<'a> {
         assert_eq!(self.readiness(), (200, "ok\n".into()));
         assert!(metric(&self.client, "cached_journal_restarts_total") > 0);
         let before = metric(&self.client, "cached_journal_restarts_total");
-        // More than a segment, so that other segment files are used as well.
+        // The data exceed a segment, so that other segment files are used as well.
         for _ in 0..60 {
             assert_eq!(self.write(), Durability::Journaled);
         }
@@ -261,7 +261,7 @@ fn for_both(name: &str, test: impl Fn(&Site) + Sync) {
         test(&Site::new(daemon, &place));
         let _ = std::fs::remove_dir_all(place);
     };
-    // Both wait for a disk most of the time.
+    // The programs run concurrently, because each waits for a disk most of the time.
     std::thread::scope(|scope| {
         for daemon in Daemon::ALL {
             scope.spawn(move || in_its_place(daemon));
@@ -278,7 +278,7 @@ fn a_journal_whose_directory_is_moved_away_comes_back_with_it() {
         let away = site.path("away");
         std::fs::rename(&site.journal, &away).expect("a move");
         trial.is_in_trouble();
-        // A directory that is not the journal's is not changed.
+        // A directory that is not a journal's stays unchanged.
         std::fs::create_dir(&site.journal).expect("a directory");
         let failures = metric(&trial.client, "cached_journal_failures_total");
         wait_for("another attempt", || metric(&trial.client, "cached_journal_failures_total") > failures);
@@ -297,7 +297,7 @@ fn a_journal_that_is_removed_while_it_is_used_loses_nothing() {
         std::fs::remove_dir_all(&site.journal).expect("the journal");
         trial.is_in_trouble();
         trial.nothing_is_lost();
-        // An orderly end does not change it either.
+        // An orderly end does not change the journal either.
         let mut trial = Trial::start(site);
         std::fs::remove_dir_all(&site.journal).expect("the journal");
         trial.is_in_trouble();
@@ -375,7 +375,7 @@ fn a_journal_on_a_disk_that_fails_comes_back_on_another_device() {
         let site = Site { journal: mounted.join("journal"), ..site.clone() };
         let mut trial = Trial::start(&site);
         wait_for("all segments", || metric(&trial.client, "cached_journal_free_segments") == 7);
-        // EXT4_IOC_SHUTDOWN, after the file system's own log has been written.
+        // The call is EXT4_IOC_SHUTDOWN in the variant that first writes the file system's own log.
         let root = File::open(&mounted).expect("the root");
         let how: u32 = 1;
         // SAFETY: the descriptor is open, and the number that is read is alive.

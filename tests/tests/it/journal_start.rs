@@ -201,7 +201,8 @@ fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
                 &[0, 1, 2, 3],
             ),
             (Box::new(remove("journal")), &["journal at byte 0", "is missing"], &[0, 1, 2, 3]),
-            // Two blocks of headers, then the claim, then a batch of three blocks for each object.
+            // The journal has two blocks of headers, then the claim, then a batch of three blocks
+            // for each object.
             (Box::new(at_block(0, 20)), &["segment-000000 at byte 0", "damaged"], &[0, 1, 2, 3]),
             (Box::new(at_block(3, 30)), &["segment-000000 at byte 12288", "written after"], &[1, 2, 3]),
             (Box::new(at_block(6, 70)), &["segment-000000 at byte 24576", "written after"], &[0, 2, 3]),
@@ -242,7 +243,7 @@ fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
 /// The last batch cannot be distinguished from one torn by a crash, unless a later batch exists.
 #[test]
 fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
-    // The scan is the same in both programs; one is enough.
+    // Both programs scan a journal with the same code, so one program is enough.
     if Program::under_test().flavour != Flavour::Cached {
         return;
     }
@@ -253,7 +254,7 @@ fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
     let pristine = site.path("pristine");
     copy(&site.journal, &pristine);
     let (mut refused, mut started, mut late) = (0, 0, 0);
-    // In each block of the log, near its beginning and at another offset.
+    // The damage is in each block of the log, near the block's beginning or at another offset.
     for place in 0..2 * (2 + 1 + 3 * OBJECTS as u64) {
         let block = place / 2;
         let offset = block * 4096 + if place % 2 == 0 { 30 } else { (block * 977) % 4096 };
@@ -312,7 +313,7 @@ fn a_journal_in_use_is_refused() {
         journal(site, "discard", &["--yes"], 2);
         write(&client, 1, Durability::Journaled);
         running.kill();
-        // The remedy: the other process ends.
+        // The remedy is to end the other process.
         let running = site.start();
         let client = site.connect();
         assert!((0..2).all(|number| is_there(&client, number)));
@@ -481,7 +482,7 @@ fn a_directory_without_permission_is_refused() {
     // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     for_both("journal-denied", |site| {
-        // As the user nobody, because root has all permissions.
+        // The process runs as the user nobody, because root has all permissions.
         let site = Site { uid: is_root.then_some(65_534), ..site.clone() };
         let open = |path: &Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
@@ -504,7 +505,7 @@ fn a_directory_that_cannot_be_made_is_refused() {
             &nowhere,
             &[nowhere.journal.to_str().expect("a path"), "No such file or directory", "parent"],
         );
-        // A file in place of a directory.
+        // A file is in the place of the directory.
         std::fs::write(&site.journal, b"file").expect("a file");
         site.configure(NEVER_MS, "", "", "");
         assert_refused(site, &[site.journal.to_str().expect("a path")]);
@@ -549,7 +550,7 @@ fn a_file_system_without_direct_writes_is_refused() {
         let site = Site { journal: mount.0.join("journal"), ..site.clone() };
         site.configure(NEVER_MS, "", "", "");
         assert_refused(&site, &[site.journal.to_str().expect("a path"), "O_DIRECT", "direct = false"]);
-        // The remedy, in the directory as left by the refused start.
+        // The remedy is applied to the directory that the refused start has left.
         site.configure(NEVER_MS, "", "direct = false", "");
         site.start().end();
     });

@@ -322,7 +322,8 @@ fn the_configuration_is_accepted_and_fits_into_the_limit() {
         }
         let taken = memory_at_most(&file);
         let limit = limit(&manifests);
-        // 32 MiB for the process, and at most a quarter above the necessary limit.
+        // The limit covers the process with 32 MiB, and exceeds what is necessary by at most a
+        // quarter.
         assert!(taken + 32 <= limit, "{values}: {taken} MiB at most and 32 MiB, the limit is {limit} MiB");
         assert!(limit <= (taken + 32) * 5 / 4, "{values}: {taken} MiB at most, the limit is {limit} MiB");
     }
@@ -341,7 +342,7 @@ fn the_documented_commands_are_possible() {
     let mut count = 0;
     for words in commands {
         let mut command = Command::new(&helm);
-        // These values are those of the installation.
+        // These values are the ones that the installation uses.
         let words = words.split_whitespace().filter(|word| *word != "--reuse-values");
         command.arg("template").args(words).args(["--kube-version", KUBERNETES]).current_dir(repository());
         let output = outside::run(&mut command, DEADLINE);
@@ -359,7 +360,7 @@ fn memory_at_most(config: &Path) -> u64 {
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     // If the server does not start, the loop ends at the end of the output.
     let found = lines.map_while(Result::ok).find_map(|line| {
-        // As text, or in an object.
+        // The limit is given as text, or inside an object.
         let (_, rest) = line.split_once("memory: ")?;
         rest.split(' ').next()?.parse().ok()
     });

@@ -225,8 +225,8 @@ fn ten_thousand_idle_connections() {
     let start = Instant::now();
     let mut idle: Vec<Conn> = (0..count).map(|_| server.connect()).collect();
     let accepted = start.elapsed();
-    // The server has accepted each of them: every hundredth has sent a request, and continues to
-    // wait.
+    // The server has accepted all connections: every hundredth one has sent a request, and
+    // continues to wait.
     idle.iter_mut().step_by(100).for_each(|conn| conn.ask(b"mn\r\n", b"MN\r\n"));
     let mut conn = server.connect();
     let deadline = Instant::now() + DEADLINE;
@@ -310,7 +310,8 @@ fn a_pipeline_yields_to_other_connections() {
         let large = "v".repeat(60_000);
         server.connect().ask(format!("set k 0 0 60000\r\n{large}\r\n").as_bytes(), b"STORED\r\n");
         let reply = format!("VALUE k 0 60000\r\n{large}\r\nEND\r\n");
-        // Sent together, so that the server reads one ahead while it processes the other.
+        // The requests are sent together, so that the server reads one ahead while it processes the
+        // other.
         let mut conns: Vec<Conn> = (0..4).map(|_| server.connect()).collect();
         for _ in 0..10 {
             for conn in &mut conns {

@@ -63,7 +63,7 @@ fn every_line_of_a_json_log_is_an_object() {
     server.wait_until_logged("is refused");
     server.signal(libc::SIGUSR1);
     assert!(server.wait_exit().success());
-    // Standard output is in the same file.
+    // The same file contains the standard output.
     let objects = objects(&server.log());
     let start = find(&objects, "cached starts");
     assert_eq!(start["version"], env!("CARGO_PKG_VERSION"));
@@ -166,7 +166,7 @@ fn a_refused_start_prints_objects_only() {
         assert_eq!(last["level"], "error");
         assert!(message(last).contains(words), "{program} {more}, {text}: {last}");
         if status == 78 {
-            // A check is for people.
+            // The output of a check is meant for people.
             let output = execute(program, &path, "--check-config");
             let text = String::from_utf8_lossy(&output.stderr);
             assert_eq!((output.status.code(), text.lines().count()), (Some(78), 1), "{text}");

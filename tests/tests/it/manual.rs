@@ -199,7 +199,7 @@ fn further_arguments_are_refused() {
         let mut command = Command::new(program::workspace_programs().join(name));
         command.arg("--generate-manual").arg(dir.path()).arg("-t").arg("1");
         assert!(!outside::run(&mut command, DEADLINE).status.success(), "{name}");
-        // No such configuration file.
+        // The configuration file does not exist.
         let mut command = Command::new(program::workspace_programs().join(name));
         command.arg("--generate-manual").arg(dir.path()).arg("-t");
         assert_eq!(outside::run(&mut command, DEADLINE).status.code(), Some(74), "{name}");

@@ -271,7 +271,7 @@ fn judge(prometheus: u16, used: &BTreeSet<&str>, panels: &[String]) -> Result<()
         .iter()
         .filter_map(|one| one["metric"]["__name__"].as_str().map(str::to_owned))
         .collect();
-    // This server takes part in no election; `election.rs` looks for these.
+    // This server takes part in no election; `election.rs` tests these metrics.
     let is_elected = |name: &str| name.starts_with("cached_leader");
     let missing: Vec<&&str> =
         used.iter().filter(|name| !is_elected(name) && !exported.contains(**name)).collect();
@@ -283,7 +283,7 @@ fn judge(prometheus: u16, used: &BTreeSet<&str>, panels: &[String]) -> Result<()
     if !empty.is_empty() {
         return Err(format!("these show nothing: {empty:#?}"));
     }
-    // Pending alerts as well, except those that depend on the machine's current speed.
+    // Pending alerts count as well, except those that depend on the machine's current speed.
     let slow = "CachedLatencyHigh|CachedStoreSlow|CachedJournalSlow";
     let firing = format!("ALERTS{{alertname!~\"{slow}\"}} or ALERTS{{alertstate=\"firing\"}}");
     match query(prometheus, &firing) {

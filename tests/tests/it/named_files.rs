@@ -125,7 +125,7 @@ fn ended(mut command: Command) -> (Option<i32>, String) {
         command.pre_exec(|| {
             /// CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
             const READ_ALL: [libc::c_ulong; 2] = [1, 2];
-            // Fails for users other than root, who do not have these capabilities.
+            // The call fails for users other than root, who do not have these capabilities.
             for capability in READ_ALL {
                 libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
             }
@@ -171,7 +171,8 @@ fn check(program: &Path, places: &[Place]) {
                 Variable(flags, _, status) => (String::new(), (*flags).to_owned(), String::new(), *status),
             };
             std::fs::write(&config, &text).expect("a file");
-            // Each place meets half of the problems at a check, and the others at a start.
+            // Each place is tested with half of the problems at a check, and with the others at a
+            // start.
             let mode = ["--check-config", ""][(number + of) % 2];
             let mut command = Command::new(program);
             command.args(flags.split_whitespace()).args(mode.split_whitespace());

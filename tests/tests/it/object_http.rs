@@ -115,7 +115,7 @@ impl Client {
     pub(crate) fn open(address: &str) -> std::io::Result<Client> {
         let stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        // Heads and bodies are sent apart.
+        // Heads and bodies are sent in separate packets.
         stream.set_nodelay(true)?;
         Ok(Client { stream, read: Vec::new() })
     }
@@ -128,7 +128,7 @@ impl Client {
             false => String::new(),
         };
         let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\n{headers}{length}\r\n");
-        // A refused body may not be read.
+        // The server may close the connection without reading a refused body.
         let _ = self.stream.write_all(head.as_bytes()).and_then(|()| self.stream.write_all(body));
         self.answer(line.starts_with("HEAD"))
     }
@@ -197,7 +197,7 @@ fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
         assert_eq!(node.curl(&["--range", "4090-200000", path]), (206, content[4090..=200_000].to_vec()));
         let got = node.cachectl(&["-n", "vm", "get", "disks/a b"]);
         assert!(got.status.success() && got.stdout == content, "{}", String::from_utf8_lossy(&got.stderr));
-        // What `cachectl` writes is seen at once.
+        // Data that `cachectl` writes are visible immediately.
         let changed = node.daemon.path("changed");
         std::fs::write(&changed, &content[1..]).expect("a file");
         let put = node.cachectl(&["-n", "vm", "put", "disks/a b", &changed.display().to_string()]);
@@ -259,10 +259,11 @@ fn objects_have_versions_ranges_conditions_and_listings() {
     assert!(node.get("/ns/x").body == content);
     let replaced = node.ask("PUT /ns/x", &format!("If-Match: {etag}\r\n"), b"new");
     assert_eq!((replaced.status, replaced.etag() != etag), (204, true));
-    // A range of another version is not joined to what the client has.
+    // If the version has changed, the response is the whole object, so that the client does not
+    // combine two versions.
     let whole = ask("GET /ns/x", &format!("Range: bytes=1-\r\nIf-Range: {etag}\r\n"));
     assert_eq!((whole.status, &whole.body[..]), (200, &b"new"[..]));
-    // A copy onto itself has the conditions of any other copy.
+    // A copy onto itself obeys the same conditions as any other copy.
     let onto_itself = |headers: &str| ask("COPY /ns/x", &format!("Destination: /ns/x\r\n{headers}"));
     assert_eq!(onto_itself(&format!("If-Match: {etag}\r\n")).status, 412);
     assert_eq!(onto_itself(&format!("If-Match: {}\r\nOverwrite: F\r\n", replaced.etag())).status, 412);
@@ -276,7 +277,7 @@ fn objects_have_versions_ranges_conditions_and_listings() {
     assert_eq!(node.get("/ns/empty").body, b"");
     assert_eq!(ask("GET /ns/empty", "Range: bytes=0-\r\n").status, 416);
 
-    // Names are any bytes; a page ends where the next begins.
+    // Names may contain any bytes; each page begins where the previous one ended.
     let names = ["a", "b%2Fc", "b/c/d", "%00", "%FF%FE", "..", "%C3%BC+"];
     names.iter().for_each(|name| assert_eq!(node.put(&format!("/a%2Fb/{name}"), b"1").status, 201, "{name}"));
     let (mut found, mut after) = (Vec::new(), String::new());
@@ -297,7 +298,7 @@ fn objects_have_versions_ranges_conditions_and_listings() {
     assert!(last.contains("\"name_base64\":\"//4=\"") && last.contains("\"next\":null"), "{last}");
     assert_eq!(node.get("/unused/").text(), "{\"objects\":[],\"next\":null}\n");
 
-    // Errors are one line with the remedy.
+    // The body of an error is one line, which includes the remedy.
     for (line, headers, status, words) in [
         ("GET /ns/none", "", 404, "no such object"),
         ("GET /ns", "", 400, "the path must be /NAMESPACE/NAME"),
@@ -375,7 +376,7 @@ fn a_response_states_the_durability_that_was_reached() {
             let answer = node.ask(&format!("{line} {path}"), &headers, b"");
             assert!([201, 204].contains(&answer.status), "{answer:?}");
             let found = answer.header("durability").unwrap_or_default();
-            // A copy and a removal may be written through.
+            // The effect of a copy and of a removal may be stored immediately.
             let is_right = found == reached || line != "PUT" && rank(found) > rank(reached);
             assert!(is_right, "{line} {path} {requested}: {found}");
         }
@@ -441,7 +442,7 @@ fn keys_decide_what_a_client_may_do() {
     assert!(refused.header("www-authenticate").is_some_and(|value| value.starts_with("Basic ")));
     assert!(node.daemon.metric("cached_object_http_requests_denied_total").is_some_and(|count| count > 9.0));
 
-    // New keys are in force after SIGHUP; a file with a mistake changes nothing.
+    // After SIGHUP the new keys are in force; a file with a mistake changes nothing.
     let keys = node.daemon.path("keys.toml");
     write_secret(&keys, &KEYS.replace("docs/drafts/", "docs"));
     node.daemon.signal(libc::SIGHUP);
@@ -476,7 +477,7 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
         assert!(answer == status || (status.is_none() && answer == Some(400)), "{head}: {answer:?}");
         assert!(client.is_closed(), "{head}");
     }
-    // Bodies that are not framed as they must be.
+    // These bodies have invalid framing.
     let bodies = [
         ("3\r\nabc\r\n0\r\n\r\n", true),
         ("3;x=y\r\nabc\r\n0\r\nTrailer: x\r\n\r\n", true),
@@ -492,7 +493,7 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
         let head = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
         client.send(head.as_bytes());
         let _ = client.stream.write_all(body.as_bytes());
-        // A client that closes its direction early may get no response.
+        // A client that shuts down its sending side early may get no response.
         if !is_whole {
             let _ = client.stream.shutdown(std::net::Shutdown::Write);
         }
@@ -500,7 +501,7 @@ fn requests_that_two_readers_could_understand_differently_are_refused() {
         assert_eq!(status == Some(201), is_whole, "{body:?}: {status:?}");
         assert_eq!(node.get(&path).status, if is_whole { 200 } else { 404 }, "{body:?}");
     }
-    // A body that ends early changes nothing.
+    // A body that ends early does not change the object.
     let mut client = node.connect();
     client.send(b"PUT /cut/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc");
     client.stream.shutdown(std::net::Shutdown::Write).expect("a half-closed connection");
@@ -529,20 +530,20 @@ fn bodies_have_limits() {
     let node = Node::start(
         "cached",
         "",
-        // The shares of 16 connections, and two of the largest requests.
+        // The limit covers the shares of 16 connections, and two requests of the maximum size.
         |_| {
             "connections_max = 16\npeer_connections_max = 16\nbytes_max = \"5 MiB\"\nstall_timeout_ms = 4000"
                 .into()
         },
         "",
     );
-    // A head that never ends.
+    // This head never ends.
     let mut endless = node.connect();
     endless.send(b"GET /big/most HTTP/1.1\r\nHost: loc");
     let limit = 1 << 20;
     assert_eq!(node.put("/big/most", &pattern(limit)).status, 201);
     assert!(node.get("/big/most").body == pattern(limit));
-    // Refused at once, whatever follows.
+    // The request is refused before its body arrives.
     let mut client = node.connect();
     let head = format!("PUT /big/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n", limit + 1);
     client.send(format!("{head}Expect: 100-continue\r\n\r\n").as_bytes());
@@ -554,15 +555,15 @@ fn bodies_have_limits() {
     assert_eq!(node.ask("PUT /big/x", "Transfer-Encoding: chunked\r\n", chunked.as_bytes()).status, 413);
     assert_eq!(node.get("/big/x").status, 404);
 
-    // Clients that announce bodies and do not send them, and others that do not read: memory for
-    // the rest comes from the slowest of them.
+    // Some clients announce bodies that they do not send, others do not read. The server takes
+    // memory for the other clients from the slowest of them.
     let head = format!("PUT /big/slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: {limit}\r\n\r\nabc");
     let mut idle: Vec<Client> = (0..4).map(|_| node.connect()).collect();
     idle.iter_mut().for_each(|client| client.send(head.as_bytes()));
     let get = b"GET /big/most HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(8);
     let mut deaf: Vec<Client> = (0..3).map(|_| node.connect()).collect();
     deaf.iter_mut().for_each(|client| client.send(&get));
-    // Small objects never wait.
+    // Small objects do not wait.
     assert_eq!(node.put("/small/x", b"small").status, 201);
     assert!(node.get("/big/most").body == pattern(limit), "served nevertheless");
     assert_eq!(node.put("/big/other", &pattern(limit)).status, 201);

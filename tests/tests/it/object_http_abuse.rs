@@ -87,7 +87,7 @@ impl Abuser<'_> {
             let is_first = self.sent < first.len();
             let bytes = match is_first {
                 true => &first[self.sent..],
-                // The next byte after those of earlier rounds.
+                // This piece begins after the bytes that were sent in earlier rounds.
                 false if then.is_empty() => break true,
                 false => &repeated[(self.sent - first.len()) % then.len()..][..*round_bytes],
             };
@@ -123,7 +123,7 @@ fn read_large(witness: &mut Client, after: &str) {
 #[test]
 fn abusive_clients_hold_limited_memory_and_others_are_served() {
     let node = Node::start("cached", "write = \"back\"", |_| LIMITS.into(), "");
-    // More data than the cache has memory, so that all of it is resident.
+    // The data exceed the cache's memory, so that all of it is resident.
     for number in 0..20 {
         let put = node.connect().ask(&format!("PUT /big/{number}"), "", &pattern(OBJECT_BYTES_MAX));
         assert_eq!(put.expect("a response").status, 201);
@@ -147,17 +147,18 @@ fn abusive_clients_hold_limited_memory_and_others_are_served() {
         }
         let connections: usize = abusers.iter().map(|abuser| abuser.connections).sum();
         drop(abusers);
-        // Large objects wait in turn for memory, also behind requests whose client has gone.
+        // Requests for large objects wait in turn for memory, even behind requests whose clients
+        // have gone.
         wait_for("the end of the abusers", || (metric("connections_open") <= 1.0).then_some(()));
         read_large(&mut witness, abuse.what);
         println!("{connections} connections in {:?} with {}", begun.elapsed(), abuse.what);
         memory.assert_grew_at_most(&node.daemon, LISTENER_MIB + BEYOND_MIB, abuse.what);
     }
 
-    // More connections than there may be: the others are closed at once.
+    // The number of connections exceeds the limit: the server closes the surplus immediately.
     let refused = metric("connections_refused_total");
     let idle: Vec<Client> = (0..200).map(|_| node.connect()).collect();
-    // The witness has one of the 64 places.
+    // The witness holds one of the 64 connections.
     wait_for("the refusals", || (metric("connections_refused_total") >= refused + 137.0).then_some(()));
     assert!(metric("connections_open") <= 64.0);
     serve_witness(&mut witness, 0, "too many connections");
@@ -165,6 +166,6 @@ fn abusive_clients_hold_limited_memory_and_others_are_served() {
     drop(idle);
     wait_for("the end of the others", || (metric("connections_open") <= 1.0).then_some(()));
     serve_witness(&mut node.connect(), 0, "a new connection");
-    // No body without its end has become an object.
+    // No incomplete body has become an object.
     assert_eq!(witness.ask("GET /abuse/x", "", b"").expect("a response").status, 404);
 }

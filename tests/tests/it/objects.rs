@@ -195,7 +195,8 @@ fn kill_loses_only_unflushed_data() {
         request.terms.durability = Durability::Stored;
         let reply = block_on(client.write(request)).expect("a write");
         assert_eq!(reply.durability, Durability::Stored, "{policy}");
-        // Written-through data are in the store even without a flush, and the kernel keeps them.
+        // A write-through is in the store even without a flush; after the kill, the kernel still
+        // has the data.
         write(&client, 10);
         server.signal(libc::SIGKILL);
         server.wait_exit();

@@ -102,7 +102,8 @@ fn stored_data_survive_the_process() {
         end(server, libc::SIGKILL);
         drop(client);
 
-        // A new process, with a new epoch as the only writer, has all stored data and can continue.
+        // The new process, which is the only writer under its new epoch, has all stored data and
+        // can continue.
         let server = place.start(&cluster, writer);
         let client = place.connect();
         (0..5).for_each(|number| assert_there(&client, number));

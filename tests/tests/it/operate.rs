@@ -200,10 +200,11 @@ fn namespaces_are_managed_over_synapse() {
         let (code, set) = namespace(&["create", "new", "--write", "back", "store_weight=3"]);
         assert_eq!((code, set.contains("store_weight=3")), (0, true), "{set}");
         assert_eq!(namespace(&["set", "vm", "quota_bytes_max=16KiB"]).0, 0);
-        // As shown by the admin listener.
+        // The lists have the same settings that the admin listener shows.
         for name in ["vm", "new"] {
             let (code, by_admin) = daemon.cachectl(&["namespace", "show", name]);
-            // Except for ages, and for the sources of settings, which synapse does not transfer.
+            // The two outputs agree except for ages, and for the sources of settings, which synapse
+            // does not transfer.
             let lines = |text: &str| -> Vec<String> {
                 let lines = text.lines().filter(|line| !line.contains("dirty_age_ms"));
                 lines.map(|line| line.split(" (").next().unwrap_or_default().to_owned()).collect()
@@ -305,7 +306,7 @@ fn a_removed_namespace_is_treated_as_the_file_has_it_and_loses_nothing_by_a_kill
         assert!(listed.contains("vm  through,") && !listed.contains("changing"), "{listed}");
         namespace(&["remove", "vm"]);
         stored(write("vm/disk", 2));
-        // Only settings made by commands are removed.
+        // This command removes only settings that were made by commands.
         namespace(&["set", "vm", "--write", "back", "quota_bytes_max=16KiB"]);
         let shown = namespace(&["show", "vm"]);
         assert!(shown.contains("back (command)") && shown.contains("= 16384 (command)"), "{shown}");
@@ -407,8 +408,8 @@ fn synapsed_knows_which_objects_are_hot_why_they_were_missed_and_what_more_memor
     let synapsed = synapsed();
     let client = connect(&synapsed.path("synapse"));
     let object = |name: &str| -> ObjectId { format!("vm/{name}").parse().expect("a name") };
-    // 4 MiB in a cache of 1 MiB, read twice in order, so that all data are evicted before they are
-    // read again.
+    // The data are 4 MiB in a cache of 1 MiB, read twice in order, so that all data are evicted
+    // before they are read again.
     let names: Vec<String> = (0..64).map(|n| format!("disk-{n}")).collect();
     for (n, name) in names.iter().enumerate() {
         // This prevents full sample queues, however slow the server's own thread is.
@@ -546,7 +547,7 @@ fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     let reasons = || http::get(&cache.admin, "/readyz");
     let waits_for = |words: &str| wait_for(words, || reasons().1.contains(words).then_some(()));
     waits_for("the store has not answered for ");
-    // Twice the age limit of dirty data, plus 30 s.
+    // The wait is twice the age limit of dirty data, plus 30 s.
     let is_named = reasons().1.contains("dirty data are");
     assert!(!is_named || age() > 30.0, "too early: {:?}", reasons());
     waits_for("dirty data are ");

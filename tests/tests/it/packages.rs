@@ -13,7 +13,7 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 /// Returns whether the test runs as root and these programs of these Debian packages are installed;
 /// otherwise prints that the test is skipped.
 fn possible(test: &str, programs: &[(&str, &str)]) -> bool {
-    // SAFETY: touches no memory.
+    // SAFETY: the call accesses no memory.
     if unsafe { libc::geteuid() } != 0 {
         outside::skip(test, "only root can make namespaces and file systems");
         return false;
@@ -69,7 +69,7 @@ fn packages_are_clean_and_the_same_each_time() {
         assert!(fs::read(&one).ok() == fs::read(&other).ok(), "{} differs when built again", one.display());
     }
     let mut lintian = Command::new("lintian");
-    // Symbol packages are not linted, because debhelper's have the same form.
+    // Symbol packages are not linted, because those that debhelper builds have the same form.
     let linted = built.iter().filter(|path| !path.to_string_lossy().contains("-dbgsym"));
     lintian.args(["--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"]).args(linted);
     let output = outside::run(&mut lintian, DEADLINE);

@@ -212,7 +212,7 @@ fn an_operator_flushes_a_prefix_and_the_log_names_who() {
     assert_eq!(daemon.metric("cached_prefix_flush_items_removed_total"), Some(1.0));
     let (code, shown) = daemon.cachectl(&["flush-prefix", &"k".repeat(251)]);
     assert_eq!((code != 0, shown.contains("a prefix has 1 to 250 bytes")), (true, true), "{shown}");
-    // Without the token, and with an invalid body.
+    // The first request has no token, the second one an invalid body.
     assert_eq!(http::post(&daemon.admin, "/flush-prefix", "", "{\"prefix\": \"b:\"}").0, 401);
     let token = &format!("Authorization: Bearer {TOKEN}\r\n");
     for body in ["", "{}", "{\"prefix\": 1}", "{\"prefix\": \"b:\", \"delay\": 10}", "[]"] {
@@ -249,9 +249,9 @@ fn hot_keys_and_prefixes_are_reported_in_both_protocols() {
     assert_eq!(values["prefix:1:name"], "hot");
     assert!(number(&values, "prefix:1:share") > 0.9, "{values:?}");
     assert!((number(&values, "prefix:1:hit_ratio") - 0.25).abs() < 0.05, "{values:?}");
-    // A hundred items of 100 bytes, headers included.
+    // A hundred items have 100 bytes each, headers included.
     assert!((10_000.0..20_000.0).contains(&number(&values, "prefix:1:item_bytes")), "{values:?}");
-    // The same report in the binary protocol.
+    // The binary protocol returns the same report.
     let mut binary = server.connect();
     binary.send(&[&[0x80, 0x10, 0, 3, 0, 0, 0, 0, 0, 0, 0, 3][..], &[0; 12], b"hot"].concat());
     let mut names = Vec::new();

@@ -126,7 +126,7 @@ fn run() {
     let more = [
         "ip addr add 10.0.0.5/32 dev lo",
         r"printf 'set session:eu:1 0 0 1\r\n1\r\nset session:us:1 0 0 1\r\n1\r\nquit\r\n' | nc 127.0.0.1 11211",
-        // The operator's editor makes the changes that the page names.
+        // This stands for the operator's editor, and makes the changes that the page names.
         "export EDITOR='sed -i -e s/1024/4096/ -e s/^threads.*/threads=8/'",
     ];
     let Some(mut procedures) = Procedures::prepare("operations/run", &[&SERVER[..], &more].concat()) else {
@@ -153,7 +153,7 @@ fn watch() {
 
 #[test]
 fn mend() {
-    // An object that no map has.
+    // No map contains this object.
     let leftover = "cachectl volume create disk 1G && qemu-io -f raw nbd://127.0.0.1/disk -c 'write 0 4k' -c flush && \
                     cachectl -b synapse:127.0.0.1:11311 --namespace volumes.0000001 put d/000000012/00000007 /etc/cached/token";
     let Some(mut procedures) = Procedures::prepare("operations/mend", &[&SERVER[..], &[leftover]].concat())
@@ -178,7 +178,7 @@ fn http() {
     let files = "head -c 48213 /dev/urandom > report.pdf && cp report.pdf sent && echo 1 > first && echo 2 > next && echo 3 > data";
     let Some(mut procedures) = Procedures::prepare("http", &[&SERVER[..], &[files]].concat()) else { return };
     procedures.run_page("http");
-    // curl succeeds whatever the status of a response.
+    // curl exits with status 0 whatever the status of the response.
     for outcome in [
         "cmp sent report.pdf",
         "head -c 100 sent | cmp - begin",

@@ -237,7 +237,7 @@ fn listeners_with_a_protocol_of_their_own() {
     conn.send(b"get a\r\nget a\r\nget a\r\nget a\r\n");
     conn.expect_closed("text to a binary listener");
     conn = connect(&Address::Tcp(text));
-    // This file has no line feed.
+    // This file has no line feed at its end.
     conn.send(&Request::new(op("VERSION").unwrap()).bytes());
     conn.send(b"\r\n");
     assert!(conn.read_line().starts_with(b"ERROR"), "binary to a text listener");

@@ -210,7 +210,7 @@ fn write_modes_and_dirty_limits_change() {
     let young = text("write = \"back\"", "").replace("86400000", "0");
     file.reload(&server, &young);
     until("flushed by age", &server, || dirty() == 0);
-    // This is not possible with the memory that is in force until the restart.
+    // This value is not possible with the memory that is in force until the restart.
     let large = text("dirty_bytes_max = \"50 MiB\"", "").replace("8 MiB", "80 MiB");
     file.reload(&server, &large);
     server.wait_until_logged("objects.dirty_bytes_max: must be between");
@@ -265,7 +265,7 @@ fn a_reload_that_hangs_does_not_keep_the_process_from_ending() {
     std::os::unix::fs::symlink(pipe, file.path()).expect("a link");
     writer.write_all(b"\n").expect("room in the pipe");
     server.signal(libc::SIGHUP);
-    // Then the server waits for the end of the pipe, which never comes.
+    // From then on the server waits for the end of the pipe, which never comes.
     until("the beginning is read", &server, || {
         let mut unread: libc::c_int = 0;
         // SAFETY: FIONREAD writes one int.

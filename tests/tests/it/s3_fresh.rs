@@ -62,7 +62,7 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
         body.trim().parse::<u64>().expect("a number")
     };
     assert_eq!((read("/media/a/1"), read("/media/a/1"), read("/media/b"), read("/media/b")), (1, 1, 2, 2));
-    // By cachectl: an object, a prefix, the bucket.
+    // `cachectl` invalidates an object, a prefix, and the bucket.
     for (objects, is_first, is_second) in [
         ("media/a/1", true, false),
         ("media/a/*", true, false),
@@ -82,14 +82,14 @@ fn an_operator_announces_changes_reloads_policies_and_rotates_the_log() {
         4,
         "{shown}"
     );
-    // By a bucket notification.
+    // A bucket notification invalidates an object.
     let token = &format!("Authorization: Bearer {TOKEN}\r\n");
     let event = r#"{"Records":[{"eventName":"ObjectCreated:Put","s3":{"bucket":{"name":"media"},"object":{"key":"a%2F1"}}}]}"#;
     let before = (read("/media/a/1"), read("/media/b"));
     assert_eq!(http::post(&daemon.admin, "/s3/events", token, event), (200, "{\"records\":1}".into()));
     assert_ne!(read("/media/a/1"), before.0);
     assert_eq!(read("/media/b"), before.1);
-    // Without the token, and with an invalid one.
+    // The request is refused without a token, and with an invalid one.
     for path in ["/s3/events", "/s3/invalidate"] {
         assert_eq!(http::post(&daemon.admin, path, "", event).0, 401);
         for body in

@@ -159,7 +159,7 @@ fn aws_cli_synchronises_directories() {
         aws(&["s3", "sync", "s3://files/by-aws", target]);
         both.assert_same("source", target);
     }
-    // One file is changed, one is removed.
+    // One file is changed, and one is removed.
     fs::write(both.place("source/b.txt"), b"short").expect("a file");
     fs::remove_file(both.place("source/a")).expect("a file that goes");
     aws(&["s3", "sync", "--delete", "source", "s3://files/by-aws"]);
@@ -298,8 +298,8 @@ impl Drop for Mount {
         // Waits until the written data have been sent.
         let unmounted = Command::new("fusermount").arg("-u").arg(&self.place).status();
         if !unmounted.is_ok_and(|status| status.success()) {
-            // s3fs unmounts the file system at its end; a failed test may have left it in any
-            // state.
+            // s3fs unmounts the file system when it ends. A failed test may have left the mount in
+            // any state.
             let _ = self.child.kill();
         }
         let _ = self.child.wait();

@@ -104,7 +104,7 @@ fn extras_of_every_length() {
                 "SET" | "SETQ" | "ADD" | "ADDQ" | "REPLACE" | "REPLACEQ" => &[8],
                 "INCR" | "INCRQ" | "DECR" | "DECRQ" => &[20],
                 "TOUCH" | "GAT" | "GATQ" | "GATK" | "GATKQ" => &[4],
-                // There is a key, so no length is valid.
+                // The request has a key, so no length is valid.
                 "FLUSH" | "FLUSHQ" | "NOOP" | "VERSION" | "QUIT" | "QUITQ" | "SASL_LIST" => &[],
                 _ => &[0],
             };
@@ -215,8 +215,8 @@ fn every_flag_of_every_meta_command() {
                         request.extend(b"5\r\n");
                     }
                     conn.send(&request);
-                    // The reply repeats the word after `me`, and the earlier reply, of any kind, is
-                    // complete.
+                    // The reply to `me` repeats the word after it. The earlier reply, of any kind,
+                    // is complete.
                     conn.send(b"mn\r\n");
                     let mut replies = 0;
                     while conn.read_line() != b"MN" {
@@ -305,7 +305,8 @@ fn mutated_scripts() {
             }
             let mut conn = server.connect();
             let size = [1, 3, 100, 5_000][random.random_range(0..4)];
-            // The rest at once, because each fragment is a system call of both sides.
+            // The remaining bytes are sent in one piece, because each fragment is a system call on
+            // both sides.
             conn.send_fragments(&changed, std::iter::repeat_n(size, 300));
             conn.finish_sending();
             conn.read_to_end();

@@ -116,7 +116,7 @@ fn clients_that_flood_do_not_delay_the_end() {
             stream.set_write_timeout(Some(START_STOP_DEADLINE)).expect("a limit");
             let (flood, sent) = (&flood, &sent);
             scope.spawn(move || {
-                // Until the server has ended.
+                // The loop runs until the server has ended.
                 while stream.write_all(flood).is_ok() {
                     sent.fetch_add(1, Ordering::Relaxed);
                 }

@@ -147,7 +147,8 @@ fn judge(passes: &[Pass]) {
                 break;
             }
             let Some(problem) = outcome.problem(&listed) else { break };
-            // Many files sleep instead of waiting for a condition, so failed ones run again, alone.
+            // Many of the suite's files sleep instead of waiting for a condition, so files that
+            // fail run once more, alone.
             println!("{pass:?} {file}: {problem}; once more, alone");
             *outcome = suite::run(&source, file, *pass, 0, program);
         }

@@ -51,7 +51,7 @@ fn expect_gone(conn: &mut Conn, key: &str, from: u64, to: u64) {
         }
         assert!(before < to, "{key} is still there at {before}");
         assert!(Instant::now() < deadline, "the clock stands still");
-        // This only prevents a busy loop.
+        // The sleep only prevents a busy loop.
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -90,7 +90,7 @@ fn a_touch_prolongs() {
     let server = Server::start("");
     let mut conn = server.connect();
     let [before, after] = timed(&mut conn, |conn| {
-        // One write, so that the touch is not late even on a busy machine.
+        // Both commands are in one write, so that the touch is not late even on a busy machine.
         conn.ask(
             b"set k 0 3 1\r\nx\r\ntouch k 1000\r\nset other 0 3 1\r\nx\r\n",
             b"STORED\r\nTOUCHED\r\nSTORED\r\n",
@@ -106,7 +106,7 @@ fn a_delayed_flush_comes_later() {
     let mut conn = server.connect();
     conn.ask(b"set k 0 0 1\r\nx\r\n", b"STORED\r\n");
     let [before, after] = timed(&mut conn, |conn| conn.ask(b"flush_all 3\r\n", b"OK\r\n"));
-    // Within the last second, as in memcached.
+    // As in memcached, the expiry is within the last second.
     expect_gone(&mut conn, "k", before + 2, after + 3);
     // Items stored within the second of the flush may be flushed; after that second they stay.
     let deadline = Instant::now() + DEADLINE;

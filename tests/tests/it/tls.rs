@@ -233,7 +233,7 @@ fn certificates_are_replaced_while_clients_are_served() {
     assert_ne!(second, first);
     assert!(server.stat("time_since_server_cert_refresh") < 3600);
     conn.ask(b"mn\r\n", b"MN\r\n");
-    // A key that does not belong to the certificate: the old pair stays.
+    // The key does not belong to the certificate, so the old pair stays in force.
     let key = fs::read(certificates.path("server.key")).expect("a file");
     certificates.issue("other", Validity::Valid);
     fs::copy(certificates.path("other.key"), certificates.path("server.key")).expect("a file");
@@ -326,7 +326,7 @@ fn an_end_is_announced_and_a_cut_is_counted() {
     let mut in_order = client(&server, &config);
     assert!(ask(&mut in_order, b"mn\r\n").is_ok());
     in_order.write_some(b"quit\r\n").expect("the server reads");
-    // `UnexpectedEof` without close_notify.
+    // Without close_notify, the read would fail with `UnexpectedEof`.
     assert!(matches!(in_order.read_some(&mut [0; 16], DEADLINE), Ok(0)));
     let mut cut = client(&server, &config);
     assert!(ask(&mut cut, b"mn\r\n").is_ok());
@@ -379,7 +379,7 @@ fn watchers_and_dumps_go_through_tls() {
     watcher.ask(b"watch fetchers\r\n", b"OK\r\n");
     let mut conn = server.connect();
     let mut last = String::new();
-    // As many lines at once as fit into the server's buffers.
+    // The client sends as many lines in one piece as fit into the server's buffers.
     for numbers in (0..3000).collect::<Vec<_>>().chunks(500) {
         for number in numbers {
             conn.ask(format!("get key{number}\r\n").as_bytes(), b"END\r\n");
@@ -433,7 +433,7 @@ fn a_watcher_that_does_not_read_skips_lines() {
     while !line.starts_with(b"skipped=") {
         line = watcher.read_line();
         if !line.starts_with(b"skipped=") {
-            // Further lines need new events.
+            // The server receives further lines only through new events.
             conn.ask(b"get another\r\n", b"END\r\n");
         }
     }
@@ -465,7 +465,7 @@ fn a_flood_of_handshakes_leaves_others_alone_and_ends() {
     for _ in 0..100 {
         conn.ask(b"mn\r\n", b"MN\r\n");
     }
-    // Each connection has received the server's part of the handshake, despite their number.
+    // Each connection has received the server's part of the handshake, although there are so many.
     for socket in flood.iter_mut().skip(2).step_by(6) {
         let mut first = [0];
         socket.read_exact(&mut first).expect("the server's part of the handshake");
@@ -608,7 +608,7 @@ fn openssl_speaks_both_versions_and_no_older_one() {
 #[test]
 fn renegotiation_and_downgrades_are_refused() {
     let mut server = Start::new().tls().start();
-    // A line that consists of R requests renegotiation.
+    // A line with the single letter R requests renegotiation.
     let input = b"R\nmn\r\nquit\r\n";
     let Some(output) = s_client(&server, &["-tls1_2", "-legacy_renegotiation"], input) else {
         return outside::skip("renegotiation", "there is no openssl");

@@ -261,7 +261,7 @@ fn a_collector_that_is_away_harms_nothing_and_gets_the_spans_when_it_is_back() {
     let client = client(&cached.path("synapse"), None);
     block_on(client.write(WriteRequest::new(object("first"), 0, b"x"))).expect("it is written");
     wait_for("three attempts", || (collector.state.requests.load(Ordering::SeqCst) >= 3).then_some(()));
-    // More spans than fit into the queue.
+    // The number of spans exceeds the queue's capacity.
     for _ in 0..2000 {
         block_on(client.read(ReadRequest::new(object("first"), 0, 1))).expect("it is read");
     }

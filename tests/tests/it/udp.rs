@@ -177,7 +177,8 @@ fn one_reply_for_one_datagram() {
     conn.ask(b"set a 0 0 1\r\n1\r\n", b"STORED\r\n");
     client.ask(b"get a b a\r\n", b"VALUE a 0 1\r\n1\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
     client.ask(b"mg a v\r\nmg none v\r\nmn\r\n", b"VA 1\r\n1\r\nEN\r\nMN\r\n");
-    // The longest request, and a reply of as many datagrams as the client's socket can hold.
+    // The client sends the longest request, and then one whose reply has as many datagrams as the
+    // client's socket can hold.
     client.ask(format!("get{}\r\n", " n".repeat(32_000)).as_bytes(), b"END\r\n");
     let keys = " a".repeat(4000);
     let all = [&b"VALUE a 0 1\r\n1\r\n".repeat(4000)[..], b"END\r\n"].concat();

@@ -81,8 +81,8 @@ fn recorded_replies() {
             Err(_) => failed.push(vector.name.clone()),
         }
     }
-    // One silence for all connections: nothing may follow a reply, and exactly the recorded
-    // connections are closed.
+    // One silent period serves all connections: no reply may be followed by more bytes, and exactly
+    // the recorded connections are closed.
     let mut quiet = QUIET;
     for (vector, conn) in &mut played {
         let rest = conn.read_until_quiet(quiet);

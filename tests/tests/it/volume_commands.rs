@@ -81,7 +81,7 @@ fn a_disk_is_imported_used_rolled_back_and_copied_elsewhere() {
     assert!(done(&daemon, &["import", "disk", "FILE:image"]).contains("disk is a volume of 8.0 MiB"));
     refused(&daemon, &["import", "disk", "FILE:image"], 4, "\"disk\" exists already");
 
-    // The client's data, written between two snapshots.
+    // The client writes these data between two snapshots.
     let mut disk = connect(&daemon, "disk");
     assert_eq!(disk.read(5 * MIB, 4).expect("it is read"), [7; 4]);
     assert!(done(&daemon, &["snapshot", "disk@clean"]).starts_with("disk@clean is created"));
@@ -187,7 +187,7 @@ fn a_check_and_a_listing_find_what_is_still_queued() {
         assert!(checked.contains("1 volume") && checked.contains("in order"), "{when}: {checked}");
     };
     let imported = objects("ls");
-    // At least 16 data objects, the head, and a page of the map.
+    // The other store has at least 16 data objects, the head, and a page of the map.
     assert!(imported.len() >= 18, "{imported:?}");
     in_order("after the import");
     let mut disk = connect(&daemon, "disk");

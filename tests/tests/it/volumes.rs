@@ -85,7 +85,8 @@ fn volumes_are_managed_through_the_admin_listener() {
     assert_eq!((&shown["connections"], &shown["attached"]), (&json!(1), &json!(true)));
     assert_eq!(shown["snapshots"][0]["name"], "monday", "{shown}");
     assert_eq!(shown["usage"]["referenced_bytes"], 65536, "{shown}");
-    // Of a part of the volumes, those with clients are the first, and have their usage.
+    // A listing of a part of the volumes begins with those that have clients, and includes their
+    // usage.
     let listed = daemon.json("/volumes?limit=1");
     let disk_listed = &listed["volumes"][0];
     assert_eq!((&disk_listed["name"], &listed["volumes_other"]), (&json!("disk"), &json!(1)), "{listed}");
@@ -100,7 +101,7 @@ fn volumes_are_managed_through_the_admin_listener() {
         json!({ "extents": [{ "offset": 65536, "bytes": 65536, "kind": "data" }], "more": false })
     );
 
-    // Operations that would remove the disk in use by a client are refused.
+    // Operations that would remove a disk that a client uses are refused.
     for (path, body) in [
         ("/volumes/rollback", json!({ "name": "disk", "snapshot": "monday" })),
         ("/volumes/delete", json!({ "name": "disk" })),
@@ -192,7 +193,7 @@ fn mistakes_in_requests_are_one_line() {
     assert_eq!(ask("/volumes/show?name=x").0, 404);
     assert_eq!(ask("/volumes/show").0, 400);
     assert_eq!(ask("/volumes/job?id=77").0, 404);
-    // A change needs the token, and is logged with the client's address.
+    // A change needs the token, and is logged with the address of the client.
     let (status, _) = http::post(&daemon.admin, "/volumes/delete", "", "{\"name\": \"disk\"}");
     assert_eq!(status, 401);
     done(&daemon, "/volumes/delete", json!({ "name": "disk" }));
@@ -223,7 +224,7 @@ fn a_volume_has_the_quota_and_rates_that_are_set_for_it() {
     let (code, refused) = daemon.cachectl(&remove);
     assert_eq!((code, refused.contains("detach the volume first")), (4, true), "{refused}");
     assert_eq!(in_force(&daemon), [Some(MIB), Some(500), Some(1000)]);
-    // Each block is in its own object, of 64 KiB.
+    // Each block is in its own object of 64 KiB.
     let error = (0..64).find_map(|block| disk.write(block * 65536, &[1; 65536]).err()).expect("the quota");
     assert!(error.to_string().contains("error 28"), "{error}");
     drop(disk);
@@ -257,7 +258,7 @@ fn what_was_flushed_survives_kill_9_from_the_journal() {
     for (disk, byte) in [(&mut a, 1), (&mut b, 2)] {
         disk.write(0, &[byte; 100_000]).expect("it is written");
         disk.flush().expect("it is flushed");
-        // This write is in place: the journal has it, and the store does not.
+        // This write is made in place: the journal has the data, and the store does not.
         disk.write(1000, &[byte + 2; 50_000]).expect("it is written");
         disk.flush().expect("it is flushed");
         disk.write_durably(60_000, &[byte + 4; 100]).expect("it is written");
@@ -292,7 +293,7 @@ fn a_client_that_reconnects_after_kill_9_finds_what_was_acknowledged() {
         wait_until_detached(&daemon, "disk");
         done(&daemon, "/volumes/snapshot", json!({ "volumes": ["disk"], "snapshot": "monday" }));
         let mut disk = connect(&daemon, "disk");
-        // Writes to objects that the snapshot shares, and to new ones, without a flush.
+        // These writes go to objects that the snapshot shares, and to new ones, without a flush.
         disk.write(1000, &[2; 100_000]).expect("it is written");
         disk.write(1 << 20, &[3; 100_000]).expect("it is written");
         let daemon = daemon.restart("cached", libc::SIGKILL);
@@ -357,11 +358,11 @@ fn a_flush_stores_what_clients_have_written() {
     create(&daemon, "disk");
     let mut disk = connect(&daemon, "disk");
     let dirty = || daemon.json("/status.json")["objects"]["dirty_bytes"].as_u64();
-    // The first write to an object stores it with the map; those below are in place.
+    // The first write to an object stores it with the map; the writes below are made in place.
     disk.write(0, &[1; 100_000]).expect("it is written");
     for (path, body) in [
         ("/volumes/flush", json!({ "name": "disk" })),
-        // That of the volume is the one with the most dirty data.
+        // The request flushes the namespace with the most dirty data, which is the volume's.
         ("/namespaces/flush", Value::Null),
     ] {
         disk.write(1000, &[7; 50_000]).expect("it is written");

@@ -102,7 +102,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     volume(&one, &["create", "disk", "1M"]);
     let mut disk = connect(&one);
     fill(&mut disk, 1).expect("it is written");
-    // Not flushed, because the hand-over flushes.
+    // The data are not flushed, because the hand-over flushes them.
     disk.write(0, &filled(2, SIZE_BYTES)).expect("it is written");
     volume(&one, &["hand-over", "disk", "two"]);
     let error = disk.write(0, &filled(9, BLOCK_BYTES)).expect_err("another server has it");
@@ -122,7 +122,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     let last = flushed.load(Ordering::SeqCst);
     let mut disk = connect(&one);
     let found = numbers(&mut disk);
-    // The last flushed round, and the blocks of the next one that were already stored.
+    // The blocks contain the last flushed round, or the next one if it was already stored.
     assert!(found.iter().all(|number| (last..=last + 1).contains(number)), "{last}: {found:?}");
     fill(&mut disk, NEW).expect("it is written");
     two.signal(libc::SIGCONT);
@@ -133,7 +133,7 @@ fn moves_and_is_taken_over(backend: &str, writer: &str) {
     let mut disk = connect(&one);
     assert_all(&mut disk, NEW);
     drop(disk);
-    // The contents of the store.
+    // These are the contents of the store.
     let one = one.restart("cached", libc::SIGTERM);
     let mut disk = connect(&one);
     assert_all(&mut disk, NEW);

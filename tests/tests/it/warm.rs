@@ -42,7 +42,7 @@ fn a_restart_keeps_what_clients_stored() {
     conn.ask(b"set k 7 0 5\r\nvalue\r\n", b"STORED\r\n");
     conn.ask(b"set gone 0 0 1\r\nx\r\ndelete gone\r\n", b"STORED\r\nDELETED\r\n");
     conn.ask(b"ms m 2 T500\r\nhi\r\n", b"HD\r\n");
-    // The file is in use, and by this process alone.
+    // The file is in use by this process only.
     let (status, text) = Start::new()
         .args(&format!("-m 8 -p 0 -s {} -e {}", directory.path().join("s").display(), file.display()))
         .run_to_exit();

@@ -167,7 +167,8 @@ fn arguments_that_change() {
 fn busy_manager(path: &Path) -> UnixDatagram {
     let manager = UnixDatagram::bind(path).expect("a socket");
     manager.set_read_timeout(Some(DEADLINE)).expect("a timeout");
-    // Each sender has its own limit; the receiver's limit is reached when a new sender cannot send.
+    // Each sender has a limit of its own. The receiver's limit is reached when even a new sender
+    // cannot send.
     loop {
         let sender = UnixDatagram::unbound().expect("a socket");
         sender.set_nonblocking(true).expect("a mode");
@@ -247,7 +248,8 @@ fn a_start_can_be_ended() {
     let manager = busy_manager(&notify);
     let mut server = with_file("-m 8", &file).unix().variable("NOTIFY_SOCKET", &notify).early().start();
     server.signal(libc::SIGTERM);
-    // The notification to the service manager is delivered, and then the request is noticed.
+    // After the notification to the service manager has been delivered, the server notices the
+    // request.
     let mut bytes = [0; 1024];
     while manager.recv(&mut bytes).expect("a note") == b"filler".len() {}
     assert!(server.wait_exit().success(), "{}", server.log());
@@ -287,7 +289,7 @@ fn every_orderly_end_is_clean() {
         let mut conn = server.connect();
         conn.ask(b"incr k 1\r\n", if n == 0 { b"NOT_FOUND\r\n" } else { b"2\r\n" });
         conn.ask(b"set k 0 0 1\r\n1\r\n", b"STORED\r\n");
-        // One client watches, one has sent half a value, and one does not read its replies.
+        // One client uses `watch`, one has sent half a value, and one does not read its replies.
         let mut others = [server.connect(), server.connect(), server.connect()];
         others[0].ask(b"watch mutations\r\n", b"OK\r\n");
         others[1].send(b"set half 0 0 100000\r\nnot all of it");

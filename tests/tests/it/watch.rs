@@ -124,7 +124,8 @@ fn a_watcher_that_does_not_read() {
     server.assert_serves("a watcher that does not read");
     assert_eq!(server.stat("log_watchers"), 1);
     assert!(server.stat("log_worker_written") > 0);
-    // Once it reads, there is space again, and the number of skipped lines precedes the next line.
+    // When the client reads, there is space again, and the number of skipped lines precedes the
+    // next line.
     let asker = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             loop {

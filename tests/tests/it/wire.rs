@@ -106,7 +106,7 @@ fn every_script_is_played() {
 fn every_listed_difference_is_shown_by_a_script() {
     let mut shown: BTreeSet<String> =
         SCRIPTS.iter().flat_map(|name| cases(name)).filter_map(|case| case.differs).collect();
-    // There are no scripts for datagrams and passwords.
+    // There are no scripts for datagrams or passwords.
     let tests = [include_str!("auth.rs"), include_str!("udp.rs")];
     let marks =
         tests.iter().flat_map(|text| text.lines()).filter_map(|line| line.trim().strip_prefix("// differs "));

@@ -67,7 +67,7 @@ fn main() -> anyhow::Result<()> {
     for (number, items_of_100) in PHASES.into_iter().enumerate() {
         let (wanted, eighths) = best[number % 2];
         let name = |what: &str| format!("phase {}, {items_of_100} % items: {what}", number + 1);
-        // The memory is empty before the first phase.
+        // At the beginning of the first phase the memory is empty.
         let first = if number == 0 { 1.0 } else { 0.0 };
         halves.run_turnovers(&mut load, items_of_100, TURNOVERS + first)?;
         print(&name("items' share of the memory after two turnovers"), halves.share(Half::Items), "");

@@ -129,7 +129,7 @@ fn run(options: &Options) -> Result<()> {
         None => workspace_cached(options.no_build)?,
     };
     let memcached = find_program(&options.memcached, "install it, or give its path with --memcached PATH")?;
-    // Read before pinning, which leaves this process one core.
+    // The machine is examined before pinning, which leaves this process one core.
     let machine = Machine::read();
     // Servers inherit this limit, and not all of them raise it themselves.
     cpu::reserve_descriptors(4_096)?;

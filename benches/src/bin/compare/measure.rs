@@ -146,7 +146,7 @@ impl Bench {
         for pair in 0..self.pairs {
             let spec = |server: &Server| -> Result<LoadSpec> {
                 let arrival = open_loop(requests_per_s);
-                // The tail consists of few requests, so this takes twice as long.
+                // Few requests determine the tail, so its measurement takes twice as long.
                 Ok(LoadSpec { arrival, ..self.load(scenario, server, self.measured * 2, pair)? })
             };
             let (of_cached, of_memcached) =

@@ -28,7 +28,7 @@ pub(crate) fn compare_handshakes(bench: &Bench) -> Result<Comparison> {
         drop(tls::connect_many(&server.address(), HANDSHAKES).with_context(|| server.name().to_owned())?);
         Ok((clock.now_ns()? - before) as f64 / HANDSHAKES as f64)
     };
-    // The first connections touch memory for the first time.
+    // A server's first connections touch its memory for the first time.
     cost(&cached)?;
     cost(&memcached)?;
     let mut pairs = Vec::new();

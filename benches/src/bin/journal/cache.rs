@@ -20,7 +20,8 @@ const OBJECTS: u64 = 8;
 
 fn config(write: WriteMode, durability: Durability) -> ObjectCacheConfig {
     ObjectCacheConfig {
-        // Nothing is stored during a part, so that the figures are those of the journal alone.
+        // Nothing is stored while a part of the benchmark runs, so the figures are those of the
+        // journal alone.
         memory_bytes_max: 2 << 30,
         dirty_bytes_max: 768 << 20,
         dirty_age_max: Duration::from_secs(86_400),
@@ -49,7 +50,7 @@ pub(crate) fn cache(
 
 fn journal_config(dir: &Path) -> Result<JournalConfig> {
     let config = JournalConfig { limit_bytes: 2 << 30, ..JournalConfig::new(dir) };
-    // Zeroed in advance, so that the time for that does not count for the writers.
+    // The file is zeroed in advance, so that this time is not charged to the writers.
     crate::commit::ready(&config)?.close().map_err(|error| anyhow!("{error}"))?;
     Ok(config)
 }
@@ -132,7 +133,7 @@ pub(crate) fn rados(arguments: &Arguments, dir: &Path) -> Result<()> {
     let journal = journal_config(&dir.join("rados"))?;
     let mut ratios = vec![];
     for _ in 0..arguments.rounds {
-        // One after the other, because each claims what it writes.
+        // The runs follow each other, because each cache claims the namespaces that it writes.
         let outcome_of = |write, journal: Option<&JournalConfig>| {
             let cache = cache(Arc::clone(&store) as _, write, journal)?;
             let blocker: Arc<dyn Blocker> = Arc::new(cache.clone());

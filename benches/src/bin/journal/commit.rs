@@ -114,8 +114,8 @@ fn bytes(journal: &Journal) -> Result<()> {
     let payload = (after.counts.appended_bytes - before.counts.appended_bytes) as f64;
     let batches = after.batch_records.count - before.batch_records.count;
     let records = (after.batch_records.sum - before.batch_records.sum) as f64 / batches as f64;
-    // A batch has two blocks besides its payloads, whatever their number. This computes the
-    // overhead for sixteen payloads per batch.
+    // Besides its payloads, a batch has two blocks, however many payloads it has. The overhead is
+    // computed for sixteen payloads per batch.
     let extra = (written - payload) / batches as f64;
     println!("bytes written / payload: {:.3} at {records:.1} records in a batch", written / payload);
     let of_sixteen = 1.0 + extra / (16 * BLOCK_BYTES) as f64;

@@ -89,8 +89,8 @@ fn fill(config: &JournalConfig, payload_bytes: u64) -> Result<u64> {
     let blocks = payload_bytes / BLOCK_BYTES as u64;
     let each = load_blocks();
     for first in (0..blocks).step_by(WRITERS) {
-        // Batches like those of that many writers: each appends before the disk has finished the
-        // previous batch.
+        // The batches are like those of that many writers: each writer appends before the disk has
+        // finished the previous batch.
         let last = blocks.min(first + WRITERS as u64);
         let writes = (first..last).map(|block| {
             let offset = block % each * BLOCK_BYTES as u64;

@@ -32,8 +32,8 @@ pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result
             ensure!(held == count, "{name} holds {held} of {count} items of {value_bytes} bytes");
             overheads.push(resident_bytes as f64 / count as f64 - payload_bytes as f64);
             let figure_name = format!("{name}: over key + value at {value_bytes} B, {count} items");
-            // The first of the two is ours, and is compared with the second one below if both are
-            // known.
+            // The first figure of a pair is that of `cached`. If both are known, it is compared
+            // with the second one below.
             print(figures, Figure::new(figure_name, overheads[overheads.len() - 1], "bytes/item"), None);
         }
         if let [cached, memcached] = overheads[..] {

@@ -48,8 +48,8 @@ impl Client {
         }
         self.out.extend_from_slice(b"\r\n");
         self.send()?;
-        // Replies come in the order of the keys, without the missed ones; a key may occur twice in
-        // a batch.
+        // Replies arrive in the order of the keys; misses have none. A key may occur twice in a
+        // batch.
         let mut missed = Vec::new();
         let mut place = 0;
         let mut line = String::new();
@@ -99,8 +99,8 @@ impl Client {
         for _ in missed {
             line.clear();
             self.replies.read_line(&mut line)?;
-            // memcached may have no page for a new size. That causes a miss later, but is not an
-            // error here.
+            // memcached may have no slab page for a new size. This is not an error here; it causes
+            // a miss later.
             ensure!(
                 line == "STORED\r\n" || line == "SERVER_ERROR out of memory storing object\r\n",
                 "a set was answered `{}`",

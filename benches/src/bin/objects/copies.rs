@@ -91,7 +91,7 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
                 black_box(block_on(cache.read(ReadRequest::new(id, at, BLOCK))).expect("a hit"));
             },
         ));
-        // Written data must not be pinned, because they would then be written elsewhere.
+        // Written data must not be pinned: a later write to a pinned bucket goes to another one.
         drop(buckets);
         let mut at = places();
         times[3].push(timed_over(
@@ -151,7 +151,7 @@ pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
     let (cache, ids) = full()?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);
     let mut places = Places::new(3);
-    // Readers pin rewritten data, so that they are rewritten elsewhere.
+    // Readers pin the rewritten data, so each rewrite goes to other buckets.
     let mut held = std::collections::VecDeque::new();
     for _ in 0..2 * BYTES / BLOCK {
         held.push_back(read(&cache, &ids, &mut places, BLOCK));

@@ -30,7 +30,7 @@ struct Population {
 impl Population {
     fn new(count: u64) -> anyhow::Result<Self> {
         let ids = objects(count);
-        // Everything stays dirty, so that the store below has no second copy of it.
+        // All data stay dirty, so that the store below has no second copy of them.
         let config = ample(count * BLOCK, count as u32 * 5 / 4, WriteMode::Back);
         let cache = cache(memory_store(), config)?;
         let data = Bytes::from(vec![1u8; BLOCK as usize]);

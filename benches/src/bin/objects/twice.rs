@@ -30,7 +30,7 @@ fn rate(store: &Arc<dyn Blocker>, is_write: bool, skewed: bool, seed: u64) -> f6
                     let blocks = 2 * CACHE_BYTES / BLOCK;
                     let mut done = 0;
                     while start.elapsed() < SPAN {
-                        // Skewed: nine of ten requests go to a tenth of the data.
+                        // In a skewed load, nine of ten requests go to a tenth of the data.
                         let near = skewed && places.below(10) > 0;
                         let at = places.below(if near { blocks / 10 } else { blocks }) * BLOCK;
                         let id = ids[(at / OBJECT) as usize].clone();
@@ -67,7 +67,7 @@ pub(crate) fn twice(rounds: u32) -> anyhow::Result<()> {
                     ..ObjectCacheConfig::default()
                 };
                 let cached: Arc<dyn Blocker> = Arc::new(cache(Arc::clone(&slow), config)?);
-                // Until the cache is full.
+                // Three rounds fill the cache.
                 for seed in 0..3 {
                     rate(&cached, is_write, skewed, 100 + seed);
                 }

@@ -52,7 +52,7 @@ impl Ceph {
         command.args(["--time_based", "--file_service_type=random", "--norandommap", "--output-format=json"]);
         let Ok(output) = command.output() else { return Ok(None) };
         let text = String::from_utf8_lossy(&output.stdout);
-        // fio writes lines of its own before the JSON.
+        // fio prints lines of its own before the JSON document.
         let Some(json) = text.find('{').map(|at| &text[at..]) else { return Ok(None) };
         let value: serde_json::Value = serde_json::from_str(json).context("fio's answer")?;
         Ok(value["jobs"][0][side]["iops"].as_f64().filter(|iops| *iops > 0.0))
@@ -62,7 +62,7 @@ impl Ceph {
     /// nothing. Does nothing if fio is not installed.
     pub(crate) fn fio_preload(&self, objects: u64) {
         let mut command = self.fio_command(objects);
-        // Without fio, or without the engine, fio or the shell prints an error.
+        // If fio or its engine is missing, fio or the shell prints an error.
         let _ = command.args(["--rw=write", "--bs=4194304", "--iodepth=4"]).stdout(Stdio::null()).status();
     }
 

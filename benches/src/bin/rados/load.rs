@@ -59,7 +59,7 @@ pub(crate) fn object(index: u64) -> ObjectId {
 
 /// Writes every object in full.
 pub(crate) fn preload(store: &dyn Blocker, objects: u64) -> Result<()> {
-    // Not zeros, because a store may avoid storing those.
+    // The data are not zeros, because a store may avoid storing zeros.
     let data = Bytes::from((0..OBJECT_BYTES).map(|at| ((at * 31) >> 3) as u8 | 1).collect::<Vec<u8>>());
     block_on(async {
         let write = |index| {
@@ -123,8 +123,8 @@ fn one_thread(
             let mut turn = 0;
             loop {
                 let block = match zipf {
-                    // Popular blocks are anywhere: multiplying by an odd number permutes a power of
-                    // two.
+                    // Popular blocks are spread over all objects: multiplication by an odd number
+                    // permutes the numbers below a power of two.
                     Some(zipf) => zipf.sample(&mut random).wrapping_mul(0x9e37_79b1) % blocks,
                     None => random.random_range(0..blocks),
                 };
@@ -140,7 +140,7 @@ fn one_thread(
                     at_once
                 };
                 let now = Instant::now();
-                // An operation that has just ended took a nanosecond at least.
+                // An operation that ends now has taken at least a nanosecond.
                 latency.saturating_record((now - begun).as_nanos().max(1) as u64);
                 if now - start >= load.duration {
                     return anyhow::Ok(latency);

@@ -96,7 +96,7 @@ fn main() -> Result<()> {
     let mut bench = Bench { arguments, ceph, store: Arc::clone(&rados) as _, pairs: Vec::new() };
     bench.run(&machine)?;
     drop(bench);
-    // The rest of the connection ends with it.
+    // Dropping the last reference closes the connection.
     if let Some(rados) = Arc::into_inner(rados) {
         rados.close(Duration::from_secs(10));
     }
@@ -132,8 +132,8 @@ impl Bench {
             ("throttled", Self::throttled),
             ("twice", Self::twice),
             ("threads", Self::threads),
-            // Before `index`, whose objects keep the OSD busy for a while after they have been
-            // removed.
+            // This part precedes `index`: after the objects of `index` have been removed, the OSD
+            // is busy for a while.
             ("synapse", Self::synapse),
             ("index", Self::index),
         ];
@@ -193,7 +193,7 @@ impl Bench {
                 )?);
             }
             if !write {
-                // Data for the next line to read.
+                // This write provides the data that the next line reads.
                 self.ceph.rados_bench(true, load.block_bytes, load.depth, load.duration)?;
             }
             let bench = self.ceph.rados_bench(write, load.block_bytes, load.depth, load.duration)?;
@@ -243,7 +243,7 @@ impl Bench {
                 let alone = self.alone_like(&load, 5)?;
                 let cache = self.cache(roomy())?;
                 let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-                // One pass over everything, so that the cache is measured.
+                // One pass over all data fills the cache, so that its hits are measured.
                 touch(&backend, &load)?;
                 let outcome = load::run(&backend, &load)?;
                 let ratio = outcome.ops_per_s / alone.ops_per_s;
@@ -274,7 +274,7 @@ impl Bench {
         let config = ObjectCacheConfig { dirty_bytes_max: 128 << 20, ..roomy() };
         let cache = self.cache(config)?;
         let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        // Until the limit takes effect.
+        // The loop writes until the dirty limit throttles writes.
         let filling = Load { duration: Duration::from_millis(200), ..load };
         let start = Instant::now();
         while cache.counters().writes_throttled == 0 && start.elapsed() < self.time(60) {
@@ -323,7 +323,7 @@ impl Bench {
                 };
                 let cache = self.cache(config)?;
                 let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-                // Fills the cache first.
+                // This run fills the cache.
                 load::run(&backend, &Load { block_bytes: 64 << 10, write: false, seed: 7, ..load })?;
                 load::run(&backend, &Load { duration: self.time(5), seed: 8, ..load })?;
                 let outcome = load::run(&backend, &load)?;
@@ -388,7 +388,7 @@ impl Bench {
             }
             let mut warm = load::histogram();
             for step in 0..1_u64 << 19 {
-                // Visits in an irregular order: an odd multiplier over a power of two.
+                // An odd multiplier modulo a power of two visits all blocks in an irregular order.
                 let at = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % u64::from(count);
                 let begun = Instant::now();
                 block_on(backend.read(blocker::ReadRequest::new(ids[at as usize].clone(), 0, 4096)))?;

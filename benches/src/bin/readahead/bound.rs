@@ -40,7 +40,7 @@ impl Bound {
                 self.ends.remove(&end);
             }
         }
-        // The last bucket of the previous miss may be requested again.
+        // The last bucket of the previous miss may be part of the next request too.
         let near = self.ends.range(first.saturating_sub(GAP_MAX)..=first + 1).next_back();
         let before = near.map(|(end, (misses, _))| (*end, *misses));
         let misses = before.map_or(0, |(_, misses)| misses);

@@ -53,7 +53,7 @@ pub(crate) fn made_up() -> Vec<Load> {
         (0..count).map(|_| (places.below(blocks) * 4 * KIB, 4 * KIB)).collect()
     };
     let random_4k = random(200_000);
-    // Sequential readers, with a random read after each of their reads.
+    // Sequential readers alternate with random reads: one follows each of their reads.
     let noise = random(120_000);
     let beside_random = |readers: u64| -> Vec<_> {
         let interleaved = (0..120_000u64).flat_map(|nth| {
@@ -63,7 +63,7 @@ pub(crate) fn made_up() -> Vec<Load> {
         });
         interleaved.collect()
     };
-    // Short runs: three in order at random positions.
+    // Each run is short: three consecutive buckets at a random position.
     let starts = random(50_000);
     let last = VOLUME_BYTES - 12 * KIB;
     let runs = starts.iter().flat_map(|(at, len)| (0..3).map(move |nth| (at.min(&last) + nth * len, *len)));

@@ -67,7 +67,7 @@ impl Connection {
         ensure!(here as u64 <= len, "{}: more than the answer has come", get.head);
         self.buffer.copy_within(begin..filled, 0);
         let mut left = len - here as u64;
-        // At least the last eight bytes are received in one piece.
+        // A read returns at least the last eight bytes in one piece.
         let mut is_first = true;
         loop {
             let more = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len() - here);
@@ -79,7 +79,7 @@ impl Connection {
             if left == 0 {
                 break;
             }
-            // The body's length is a multiple of eight, like the buffer's.
+            // The lengths of the body and of the buffer are multiples of eight.
             here = 0;
         }
         ensure!(
@@ -95,7 +95,7 @@ impl Connection {
     fn head(&mut self) -> Result<(u16, usize, usize, u64)> {
         let mut filled = 0;
         let end = loop {
-            // The bytes after the head belong to the same answer.
+            // The bytes after the head belong to the same response.
             let count = self.stream.read(&mut self.buffer[filled..])?;
             ensure!(count > 0, "the connection has ended");
             filled += count;
@@ -116,7 +116,7 @@ impl Connection {
         }
         match (status, len) {
             (Some(status), Some(len)) => Ok((status, end, filled, len)),
-            // Without a body.
+            // This response has no body.
             (Some(status @ 204), None) => Ok((status, end, filled, 0)),
             _ => bail!("the head of the answer has no status or length: {head}"),
         }

@@ -102,7 +102,8 @@ impl Cores {
             return Ok([first, first, first, last]);
         }
         ensure!(usable.len() >= 4, "--cores apart needs four cores, and {} can be used", usable.len());
-        // As far apart as possible, because neighbours may be threads of one core.
+        // The cores are as far apart as possible, because neighbouring CPUs may be threads of one
+        // core.
         Ok([0, 1, 2, 3].map(|server| usable[server * usable.len() / 4]))
     }
 }
@@ -258,7 +259,8 @@ impl Servers {
         let mut rounds: [Vec<(Outcome, f64, f64)>; 3] = Default::default();
         for _ in 0..args.rounds {
             for (server, rounds) in servers.iter().zip(&mut rounds) {
-                // Signed again each time, because signatures are valid for fifteen minutes.
+                // The requests are signed again for each run, because a signature is valid for
+                // fifteen minutes.
                 let all = gets(self.keys_of(server), load);
                 rounds.push(self.round(server, &all, args)?);
             }

@@ -43,8 +43,8 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // First a proper end, in which nginx ends its workers. All three calls fail only if it has
-        // already been waited for.
+        // SIGTERM lets nginx end its workers. All three calls fail only if the process has already
+        // been waited for.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let begun = Instant::now();
         while begun.elapsed() < END_LIMIT && matches!(self.0.try_wait(), Ok(None)) {

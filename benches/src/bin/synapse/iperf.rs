@@ -27,8 +27,8 @@ pub(crate) fn bandwidth(
         .stdout(Stdio::null())
         .spawn()?;
     let figure = client(&port, bytes, duration, affinity(cpus.map(|(_, client)| client)));
-    // The server ends by itself after one client; if the client has failed, the server would wait
-    // forever.
+    // The server exits after one client. If the client fails, the server waits forever, so it is
+    // killed.
     let _ = server.kill();
     let _ = server.wait();
     figure.map(Some)
@@ -45,7 +45,7 @@ fn client(
     command
         .args(["-c", "127.0.0.1", "-p", port, "-J", "-t", &seconds, "-l", &bytes.to_string()])
         .args(affinity);
-    // The server listens shortly after its start.
+    // The server needs a moment until it listens.
     for _ in 0..50 {
         let output = command.output()?;
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).context("iperf3's report")?;

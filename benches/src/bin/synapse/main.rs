@@ -128,7 +128,8 @@ fn measure(
         .map(|&kind| Service::start(kind, &scenario.shape, cpus.map(|(server, _)| server)))
         .collect::<Result<Vec<_>>>()?;
     for round in 0..options.rounds {
-        // In reverse order every other time, so that no service is always the first.
+        // Every other round measures the services in reverse order, so that none is always the
+        // first.
         let mut order: Vec<usize> = (0..kinds.len()).collect();
         if round % 2 == 1 {
             order.reverse();

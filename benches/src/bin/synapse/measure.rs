@@ -80,7 +80,8 @@ impl Meter {
         if self.count_max.is_some() {
             return;
         }
-        // Large payloads are rare, so the clock is read each time until the rate is known.
+        // Large payloads are rare, so the clock is read for each request until the request rate is
+        // known.
         if self.count.is_multiple_of(LOOK_EVERY) || self.count < 1_000 {
             self.look();
         }

@@ -203,7 +203,7 @@ impl Input {
         self.start += here;
         let mut filled = here;
         while filled < target.len() {
-            // The buffer is empty, and takes the bytes after the target.
+            // The buffer is empty, so it receives the bytes that follow the target.
             let room = target.len() - filled;
             let mut places = [IoSliceMut::new(&mut target[filled..]), IoSliceMut::new(&mut self.buffer)];
             let count = stream.read_vectored(&mut places)?;

@@ -93,7 +93,7 @@ pub(crate) fn play(kind: Kind, shape: &Shape, requests: u64) -> Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let (slots, bytes) = (shape.slots(), shape.bytes);
-        // Ends with the process.
+        // The thread ends with the process.
         std::thread::spawn(move || raw::serve(&listener, slots, bytes, batch_bytes));
         return raw::load(address, shape, batch_bytes, &mut meter);
     }

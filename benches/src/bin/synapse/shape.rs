@@ -91,7 +91,7 @@ impl Shape {
     /// Returns the slot of the request with this number: every slot in turn, far apart, in the same
     /// order for every service.
     pub(crate) fn slot(&self, number: u64) -> usize {
-        // An odd step visits every slot of a power of two.
+        // An odd step visits every slot, because the number of slots is a power of two.
         let slots = self.slots().next_power_of_two() as u64;
         let slot = number.wrapping_mul(0x9e37_79b1) % slots;
         (slot as usize).min(self.slots() - 1)

@@ -58,6 +58,6 @@ async fn drive(backend: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Resul
         Ok(())
     };
     let mut callers: FuturesUnordered<_> = (0..shape.depth).map(|_| caller()).collect();
-    // The first caller that finds the time over ends the loop for all.
+    // The first caller that notices the end of the time span ends the loop for all callers.
     callers.next().await.expect("there is a caller")
 }

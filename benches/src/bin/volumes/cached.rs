@@ -107,11 +107,12 @@ impl Cached {
         fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
         let (memcached, admin) = (free_address()?, free_address()?);
         let Configuration { memory_mib, dirty_mib, backend, has_journal, more } = wanted;
-        // The earlier process has ended properly, so its journal has nothing that the store lacks.
+        // The earlier process has exited properly, so its journal contains nothing that the store
+        // lacks.
         let folder = directory.join("journal");
         let _ = fs::remove_dir_all(&folder);
         let journal = match has_journal {
-            // Space for twice the dirty limit, and four segments.
+            // The journal has space for twice the dirty limit, and for four more segments.
             true => format!(
                 "journal = {{ create = true, directory = \"{}\", limit_bytes = {} }}\n",
                 folder.display(),

@@ -55,7 +55,7 @@ fn measure(arguments: &Arguments, cached: Cached, name: &str) -> Result<()> {
             let body = format!("{{\"volumes\": [\"disk\"], \"snapshot\": \"s{number}\"}}");
             cached.post("/volumes/snapshot", &body)?;
             let made = (begun, Instant::now());
-            // Long enough for the work after the snapshot to end.
+            // By then the work that follows a snapshot has ended.
             thread::sleep(Duration::from_secs(2));
             Ok(made)
         };

@@ -60,7 +60,7 @@ fn measure(cached: &Cached, name: &str, size_bytes: u64) -> Result<Cost> {
     let more = [format!("--io_size={}", objects * 4096), format!("--size={size_bytes}")];
     fio::run(&uri, &[words.as_slice(), &more].concat())?;
     let mut writer = Writer::connect(&cached.server.socket, name)?;
-    // The data of the writes above are stored first.
+    // This stores the data of the writes above before the measurement begins.
     writer.flush()?;
     let (mut snapshots, mut clones, mut carried, mut copied) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -45,7 +45,7 @@ impl Writer {
 
     fn ask(&mut self, kind: u32, offset: u64, length: u32, payload: &[u8]) -> Result<()> {
         let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
-        // Flags and kind, two bytes each.
+        // This field consists of flags and command type, two bytes each.
         request.extend_from_slice(&kind.to_be_bytes());
         request.extend_from_slice(&0_u64.to_be_bytes());
         request.extend_from_slice(&offset.to_be_bytes());

@@ -36,8 +36,8 @@ impl Arc {
             let Some(victim) = lists.oldest(list) else { break };
             lists.push(if list == ONCE { LEFT_ONCE } else { LEFT_AGAIN }, victim);
         }
-        // Ghosts are limited: together with the objects of their kind to the capacity, in total to
-        // twice the capacity.
+        // Ghosts are limited in two ways: those of one kind, together with the objects of that
+        // kind, to the capacity; all lists together to twice the capacity.
         while lists.bytes(ONCE) + lists.bytes(LEFT_ONCE) > self.capacity && lists.pop(LEFT_ONCE).is_some() {}
         let all = |lists: &Lists<4>| (0..4).map(|list| lists.bytes(list)).sum::<u64>();
         while all(lists) > 2 * self.capacity && lists.pop(LEFT_AGAIN).is_some() {}

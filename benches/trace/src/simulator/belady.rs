@@ -14,7 +14,8 @@ pub(crate) fn belady_misses(trace: &Trace, capacity: u64, sizes: &[u64]) -> u64 
     for (at, object) in requests.iter().enumerate().rev() {
         next_use[at] = std::mem::replace(&mut seen_at[*object as usize], at as u32);
     }
-    // Next use and object; an entry is stale if the object has been used since, or evicted.
+    // An entry consists of the next use and the object. It is stale if the object was used or
+    // evicted since.
     let mut by_next_use = BinaryHeap::new();
     let mut current: Vec<Option<u32>> = vec![None; sizes.len()];
     let (mut used, mut misses) = (0, 0);

@@ -113,7 +113,7 @@ impl Simulator for Lirs {
             return false;
         }
         self.gone.remove(object);
-        // At the top, so that evictions do not prune it.
+        // The object is at the top of the stack, so evictions do not prune it.
         self.stack.push(0, object);
         self.make_room(size);
         if in_stack || self.low_bytes + size <= self.low_bytes_max {
@@ -137,15 +137,15 @@ mod tests {
 
     #[test]
     fn a_short_distance_takes_the_place_of_a_long_one() {
-        // Space for 99 low objects and a queue of one.
+        // The cache has space for 99 low objects and a queue of one object.
         let mut cache = Lirs::new(100, vec![1; 300]);
         assert!((0..99).all(|object| !cache.request(object)));
         assert!((0..99).all(|object| cache.is_low[object as usize]));
         // A scan passes through the queue and does not affect the low objects.
         assert!((100..150).all(|object| !cache.request(object)));
         assert!((0..99).all(|object| cache.request(object)));
-        // Used twice while the low objects were used once: the object becomes low, and the oldest
-        // low object is demoted.
+        // The object is used twice while the low objects are used once: it becomes low, and the
+        // oldest low object is demoted.
         assert!(!cache.request(200) && !cache.request(201));
         assert!(!cache.request(200), "it had left");
         assert!(cache.is_low[200] && !cache.is_low[0]);

@@ -71,8 +71,8 @@ fn bluestore_and_the_osd_killed_in_between() {
     {
         passes(&Rados::new(&cluster, None), theme);
     }
-    // A restart takes seconds, so only the most significant cases run; all of them with the
-    // variable.
+    // A restart takes seconds, so only the most significant cases run; with the variable set, all
+    // of them do.
     let all = std::env::var_os("CACHED_RADOS_ALL_CRASHES").is_some();
     let cases: &[&str] = if all {
         &["crash::"]

@@ -72,7 +72,7 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
         poll_times(store.read(ReadRequest::new(id(), 0, 65_536)), polls, patience);
         poll_times(store.delete(DeleteRequest::new(id())), polls, patience);
     }
-    // Every started change has completed.
+    // Until here, every change that was started has completed.
     let last = object("last");
     write(&*store, &last, b"x").unwrap();
     let start = Instant::now();
@@ -126,12 +126,12 @@ fn nothing_acknowledged_is_lost_when_the_osd_is_killed(cluster: &Cluster) {
             }
             cluster.dev("osd", &["kill"]);
             if kill == 0 {
-                // Long enough to time out.
+                // The loop runs until an operation has timed out.
                 while unknown.load(Ordering::Relaxed) == 0 {
                     std::thread::yield_now();
                 }
             }
-            // The second time, it is back before its absence is noticed.
+            // The second time, the OSD is back before its absence is noticed.
             cluster.dev("osd", &[if kill == 0 { "restart" } else { "bounce" }]);
             let before = total();
             let start = Instant::now();
@@ -165,14 +165,14 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     for id in [&one, &two] {
         eventually("write", || write(&*store, id, b"first"));
     }
-    // Another client, which has seen the object's earlier state.
+    // Another client has seen the object's earlier state.
     let other = cluster.open(&patient);
     write(&*other, &one, b"first").unwrap();
     cluster.dev("osd", &["pause"]);
     let begun = Instant::now();
     let late = write(&*store, &one, b"late!");
     assert!(matches!(late, Err(Error::OutcomeUnknown(_))), "{late:?}");
-    // A call answers at its deadline, whatever the OSD does.
+    // A call returns by its deadline, whatever the OSD does.
     let deadline = SystemClock.now() + Duration::from_millis(100);
     let request = WriteRequest::new(two.clone(), 0, b"late?").deadline(deadline);
     let late = block_on(store.write(request));
@@ -182,7 +182,7 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     assert!(matches!(unread, Err(Error::Retryable(_))), "{unread:?}");
     let next = write(&*store, &one, b"newer");
     assert!(matches!(next, Err(Error::Retryable(_))), "{next:?}");
-    // The OSD would never answer.
+    // Without the deadline, the OSD would never answer.
     assert!(begun.elapsed() < Duration::from_secs(60), "answers took {:?}", begun.elapsed());
     assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(2)));
     assert!(matches!(subscriber.try_next(), Some(Event::Degraded(_))));
@@ -245,7 +245,7 @@ fn a_deleted_pool_is_waited_for(cluster: &Cluster) {
     let start = Instant::now();
     loop {
         match read(&*store, &id) {
-            // Not `Missing`, which would be false.
+            // The error must not be `Missing`, because the object exists.
             Err(error) => {
                 assert!(
                     matches!(&error, Error::Retryable(text) if text.contains("\"passing\" is gone")),

@@ -87,7 +87,7 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
             let start = Instant::now();
             while counter.load(Ordering::Relaxed) < count {
                 if start.elapsed() > Duration::from_secs(180) {
-                    // The writers have failed, and report it themselves.
+                    // The writers have failed, and report their errors themselves.
                     stop.store(true, Ordering::Release);
                     panic!("round {round}: the deposed writers do not come on");
                 }
@@ -142,8 +142,7 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     // An object that was claimed individually before it existed stays claimed.
     claim(Scope::Object(object("early")), 5).unwrap();
     assert_eq!(write(&*store, &object("early"), b"late"), fenced(5));
-    // The record of a stamped deletion is removed by a claim that makes it unnecessary, and by no
-    // other claim.
+    // Only a claim that makes the record of a stamped deletion unnecessary removes the record.
     for name in ["forgotten", "remembered"] {
         let write = WriteRequest::new(object(name), 0, b"x").terms(stamped(4, 1, None));
         block_on(store.write(write)).unwrap();

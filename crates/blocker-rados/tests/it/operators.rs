@@ -33,8 +33,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
         let mut config = cluster.config();
         change(&mut config);
         let open = || RadosStore::open(config.clone()).err().expect("opening must fail");
-        // A monitor that does not answer in time, which happens on a busy machine, says nothing
-        // about keys.
+        // On a busy machine a monitor may not answer in time; that error says nothing about keys.
         let error = (0..6).map(|_| open()).find(|error| !error.is_retryable()).expect("no monitor answers");
         let text = error.to_string();
         assert!(error.kind() == "denied" && text.contains(words), "{}: {text}, not {words}", error.kind());
@@ -55,11 +54,11 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
     let option = |key: &str| (key.to_owned(), "none".to_owned());
     let without = vec![option("auth_client_required"), option("auth_cluster_required")];
     fails(&|config| config.librados = without.clone(), "does not accept client.cached");
-    // The correct one, given by name.
+    // The correct key is found by the user's name.
     let mut config = cluster.config();
     config.keyring = Some(cluster.file("client.cached.keyring"));
     write(&*cluster.open(&config), &object("x"), b"x").unwrap();
-    // A pool for which this user has no rights.
+    // This user has no rights for the new pool.
     cluster.dev("pool", &["create", "other"]);
     config.pool = "other".into();
     let store = cluster.open(&config);
@@ -166,7 +165,7 @@ fn two_of_three_monitors_are_enough(cluster: &Cluster) {
         progress(5);
         cluster.dev("mon", &["a", "kill"]);
         progress(5);
-        // A new client finds the others, and so do requests that need a new map.
+        // A new client finds the other monitors, and so do requests that need a new map.
         let new = cluster.open(&cluster.config());
         eventually("write", || write(&*new, &object("x"), b"x"));
         cluster.dev("osd", &["0", "restart"]);

@@ -67,7 +67,7 @@ fn a_refusal_is_final_and_names_the_servers_reason() {
         let (found, text, requests) = opened(status, body);
         assert_eq!(found, kind, "{status}: {text}");
         assert!(text.contains(part) && !text.contains('\n'), "{status}: {text}");
-        // A put, and the removal of its possible remains.
+        // The store sends a put, and removes its possible remains.
         assert_eq!(requests, 2, "{status}: {text}");
     }
 }

@@ -35,7 +35,7 @@ fn is_put_below(directory: &'static str) -> impl FnMut(&Met) -> bool + Send {
 #[test]
 fn a_call_ends_in_its_time_however_often_its_requests_are_repeated() {
     let (server, clock) = (Server::new(1), ManualClock::new());
-    // The other store does not remember a head.
+    // The second store has no remembered head.
     let (store, other) = (open(&server, &clock), open(&server, &clock));
     drive(&clock, store.write_full(WriteFullRequest::new(object("disk"), vec![1; 100_000]))).unwrap();
     let named = |error: Error, kind: &str, part: &str| {
@@ -43,7 +43,8 @@ fn a_call_ends_in_its_time_however_often_its_requests_are_repeated() {
         assert_eq!(error.kind(), kind, "{text}");
         assert!(text.contains("call_timeout_secs = 100") && text.contains(part), "{text}");
     };
-    // The server answers none of these: a read, a listing, and the put of a change's blob.
+    // The server answers none of the three kinds of requests: a read, a listing, and the put of a
+    // change's blob.
     server.stall(|met| met.kind == "get");
     let start = clock.now();
     named(read(&store, &clock, &object("disk")).unwrap_err(), "retryable", "nothing was changed");
@@ -130,7 +131,7 @@ fn a_claim_takes_as_long_as_it_comes_further() {
     let start = clock.now();
     drive(&clock, other.claim(claim(2))).unwrap();
     assert!(since(&clock, start) > 150, "{} s: it tests nothing", since(&clock, start));
-    // If it cannot continue, it ends with the epoch raised.
+    // A claim that cannot continue after it has raised the epoch has an unknown outcome.
     server.stall(|met| met.path.starts_with("h/"));
     let start = clock.now();
     let error = drive(&clock, other.claim(claim(3))).map(drop).unwrap_err();

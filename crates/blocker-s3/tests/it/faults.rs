@@ -149,7 +149,7 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     let store = open(&server, &clock);
     server.met();
     server.fail_at(at, fault);
-    // A retry would resolve an error, so the next requests fail too.
+    // A retry would resolve a failed request, so the next requests fail too.
     if matches!(fault, Fault::Error | Fault::LostAnswer | Fault::Late) && at % 2 == 1 {
         (1..8).for_each(|more| server.fail_at(at + more, fault));
     }
@@ -181,8 +181,8 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     }
     let reached = server.met_count() > at;
     server.heal();
-    // The same store, if it is still alive, determines the outcome. After that, nothing late can
-    // take effect.
+    // If the store that made the change is still alive, it determines the outcome. After that, no
+    // late request can take effect.
     let same = (!matches!(fault, Fault::DeadBefore | Fault::DeadAfter)).then(|| found(&store, &clock));
     server.land();
     let again = open(&server, &clock);

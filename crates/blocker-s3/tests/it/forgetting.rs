@@ -110,7 +110,7 @@ fn old_ghosts_go_and_their_names_can_be_used_again() {
     assert_eq!(place.server.keys("h/").len(), 1);
     assert_eq!(place.server.keys("p/").len(), 0, "the probe leaves nothing");
     assert!(!is_there(&store, "a") && is_there(&store, "c"));
-    // Both use their memory: one store remembers that the object was deleted, the other its former
+    // Both stores use what they remember: one that the object was deleted, the other its former
     // head.
     write(&store, "a", None).unwrap();
     write(&other, "b", None).unwrap();

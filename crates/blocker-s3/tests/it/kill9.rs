@@ -120,7 +120,7 @@ fn claim(store: &S3Store, epoch: u64) {
     }
 }
 
-// ---- the writer
+// ---- the process that writes
 
 /// Changes objects without end. Prints a line at the start and at the end of each change, with its
 /// outcome.
@@ -179,7 +179,7 @@ fn make(store: &S3Store, number: usize, step: &Step, stamp: Stamp) -> Result<(),
     done.map(drop)
 }
 
-// ---- the parent
+// ---- the process that kills it
 
 /// The possible contents of the objects.
 struct Model {
@@ -300,7 +300,7 @@ fn run(
         assert!(writer.try_wait().unwrap().is_none(), "{context}: the writer has ended by itself");
         writer.kill().unwrap();
         writer.wait().unwrap();
-        // The reports before its death; a truncated line does not count.
+        // The reports from before the writer's death count; a truncated line does not.
         lines.map_while(Result::ok).for_each(|line| model.line(seed, round, &line));
         model.killed(seed, round);
         // Every other round uses the connection without faults.
@@ -327,7 +327,7 @@ fn run(
         model.check(&store, &format!("{context}, after a sweep"));
         rounds += 1;
     }
-    // Without objects, nothing must remain of them.
+    // If no object exists, nothing must remain of the deleted objects.
     let store = S3Store::open(&config).unwrap();
     let epoch = 2 * rounds + 1;
     claim(&store, epoch);
@@ -338,7 +338,7 @@ fn run(
     claim(&store, epoch + 1);
     drop(store);
     way.wait_idle();
-    // A test server has no clock of its own, and the removal of remnants depends on their age.
+    // A test server has no clock of its own, and whether remnants are removed depends on their age.
     way.advance(3600);
     let store = S3Store::open(&config).unwrap();
     block_on(store.sweep(Duration::ZERO)).unwrap();
@@ -380,7 +380,7 @@ fn killed_writers() {
         return;
     }
     let server = Double::new();
-    // Without these keys, a store never removes a deleted object's head.
+    // Without credentials, a store never removes a deleted object's head.
     let file =
         std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("s3-kill9-{}", std::process::id()));
     std::fs::write(&file, "[default]\naws_access_key_id = any\naws_secret_access_key = any\n").unwrap();

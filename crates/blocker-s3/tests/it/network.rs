@@ -146,7 +146,7 @@ fn a_page_is_as_long_as_what_is_asked_for() {
     let namespace = object("0000").namespace;
     let page = block_on(store.list(ListRequest::new(namespace.clone()).entries_max(5))).unwrap();
     assert_eq!((page.entries.len(), page.has_more), (5, true));
-    // One more than fits, for either parameter name.
+    // The requested number is one more than the page holds, for either parameter name.
     assert_eq!(std::mem::take(&mut *asked.lock()), ["6", "6"]);
     let page = block_on(store.list(ListRequest::new(namespace).entries_max(10_000))).unwrap();
     assert_eq!((page.entries.len(), page.has_more), (NAMES, false));
@@ -187,7 +187,8 @@ fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_n
         let error = write(len).unwrap_err();
         assert_eq!(error.kind(), "denied", "{error}");
         assert!(error.to_string().contains("the server cannot keep a file of this name"), "{error}");
-        // As when the last object of a directory is being removed at that moment.
+        // The refusal is the one that a server sends while the last object of a directory is being
+        // removed.
         hold_once(&server, refused, plan);
         write(len).unwrap();
         server.heal();
@@ -230,7 +231,7 @@ fn a_put_that_arrives_late_changes_nothing() {
     for (round, trouble) in [(2, Trouble::HeldBefore), (4, Trouble::HeldAfter)] {
         for kind in ["h/", "d/"] {
             hold_once(&server, trouble, move |asked| asked.method == "PUT" && asked.key.starts_with(kind));
-            // The attempt fails, and is retried.
+            // The first attempt fails and is retried.
             write(round).unwrap();
             assert_eq!(server.held(), 1);
             write(round + 1).unwrap();
@@ -289,6 +290,6 @@ fn a_wish_for_fewer_requests_halves_their_number() {
         assert_eq!(server.held(), 4, "others wait for a place");
         server.release();
     });
-    // After as many successful answers as its width, the limit grows by one.
+    // The limit grows by one after as many successful responses as it permits requests in flight.
     assert!(metric(&store, "s3_requests_in_flight_max") >= 6);
 }

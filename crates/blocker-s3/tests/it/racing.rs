@@ -35,7 +35,7 @@ fn counters(seed: u64, permille: u32) {
                 let counter = (writer + addition) % 2;
                 let id = object(format!("counter-{counter}"));
                 loop {
-                    // A large object, so that its bytes are in blobs.
+                    // A large object is stored in blobs.
                     let (value, condition) = match store.read(ReadRequest::new(id.clone(), 40_000, 8)).await {
                         Ok(reply) => {
                             let bytes = reply.data.to_vec().try_into().unwrap();

@@ -139,7 +139,8 @@ fn a_reader_that_misses_a_blob_looks_again() {
     let (writer, reader) = (open(&server, &clock), open(&server, &clock));
     let full = |byte| WriteFullRequest::new(object("large"), vec![byte; 100_000]);
     drive(&clock, writer.write_full(full(1))).unwrap();
-    // Requests yield to each other, so that for some seed the read meets each state of the change.
+    // The requests yield to each other, so that with some seed the read meets each state of the
+    // change.
     for seed in 0..60 {
         server.disturb(0, 4);
         let request = ReadRequest::new(object("large"), 0, 100_000);

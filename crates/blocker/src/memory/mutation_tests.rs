@@ -52,13 +52,13 @@ mutations! {
     CopyMoves,
     CopyTakesStamp,
     InfoRounded,
-    // Names and listing.
+    // Rules of names and listings.
     NamespacesMixed,
     ListUnordered,
     ListRepeats,
     ListStopsEarly,
     ListPrefixIgnored,
-    // Conditions and versions.
+    // Rules of conditions and versions.
     VersionConditionIgnored,
     AbsentConditionIgnored,
     PresentConditionIgnored,
@@ -80,7 +80,7 @@ mutations! {
     TruncateUnfenced,
     DeleteUnfenced,
     CopyUnfenced,
-    // Atomicity, limits, deadlines, events, capabilities.
+    // Rules of atomicity, limits, deadlines, events and capabilities.
     WriteTorn,
     RunsTorn,
     RunsUnchecked,
@@ -138,11 +138,11 @@ impl Mutant {
         request.call = self.call(request.call);
         let before = self.before(&request.object);
         let size = before.data.as_ref().map_or(0, Vec::len) as u64;
-        // Malformed runs stay as they are, so that they are refused as usual.
+        // Malformed runs are passed on unchanged, so that they are refused as usual.
         let has_valid_runs = request.change.check_runs(|| self.memory.capabilities()).is_ok();
         match (self.broken, &mut request.change) {
             (EmptyWriteIgnored, Change::Write { offset, data }) if data.is_empty() => {
-                // As for any other change.
+                // The call's terms are checked as for any other change.
                 request.call.check(&SystemClock)?;
                 range_end(*offset, 0, OBJECT_BYTES_MAX_DEFAULT)?;
                 self.memory.model.lock().admit(&request.object, &request.terms)?;
@@ -252,7 +252,7 @@ impl Mutant {
         match (self.broken, &error, change) {
             (RunsUnchecked, Error::Invalid(_), Change::WriteRuns { .. })
             | (DeleteOfMissingWorks, Error::Missing, Change::Delete) => {
-                // Admission is another rule, and may be the reason for the refusal.
+                // Admission is a separate rule, which may be the reason for the refusal.
                 self.memory.model.lock().admit(&request.object, terms)?;
                 return Ok(ChangeReply::removed(Durability::Stored));
             }
@@ -340,13 +340,14 @@ impl Mutant {
                 if let (VersionKept, Some(version)) = (self.broken, before.version) {
                     (content.version, reply.version) = (version, version);
                 }
-                // Otherwise the reply keeps its size, because another change may have followed.
+                // If the lengths are equal, the reply keeps its size, because another change may
+                // have followed.
                 if content.data.len() != len {
                     reply.size_bytes = content.data.len() as u64;
                 }
             }
         }
-        // The counts are adapted, so that only the broken rule is noticed.
+        // The counts are adapted, so that only the violation of the mutated rule is noticed.
         model.used_by.clear();
         model.used_bytes = 0;
         let objects: Vec<ObjectId> = model.objects.keys().cloned().collect();
@@ -518,7 +519,7 @@ fn the_suite_notices_every_broken_rule() {
     for mutation in ALL {
         let mut options = Options::default();
         if matches!(mutation, ClaimSilent | InvalidateSilent) {
-            // Detected by missing events.
+            // This case detects missing events.
             options.filter = "events::subscribers_receive".into();
             options.timeout = Duration::from_secs(2);
         }
@@ -536,7 +537,7 @@ fn the_suite_passes_where_no_rule_is_broken() {
     let memory = Arc::new(Memory::default());
     run(&Plain::new(Arc::clone(&memory) as _), &Options::default()).assert_passed();
     memory.model.lock().validate();
-    // The layer itself must not be the reason why the suite fails.
+    // The layer itself must pass the suite, so that it is not the reason for failures.
     let layer = Arc::new(Mutant::new(Nothing));
     run(&Plain::new(Arc::clone(&layer) as _), &Options::default()).assert_passed();
     layer.memory.model.lock().validate();

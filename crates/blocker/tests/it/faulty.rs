@@ -65,7 +65,7 @@ fn errors_that_say_try_again_are_survived() {
     let noisy = plan(4, |plan| plan.error_permille = 20);
     let memory: Arc<dyn Blocker> = faulty(Arc::new(Memory::default()), noisy);
     let mut options = Options::default();
-    // The suite retries, except where it drops replies half-way.
+    // The suite retries failed calls, except in the parts that drop replies.
     for filter in ["content", "random", "fencing", "conditions"] {
         options.filter = filter.into();
         run(&Plain::new(Arc::clone(&memory)), &options).assert_passed();

@@ -135,7 +135,7 @@ fn run_and_kill(
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // Lines that it printed before it was killed count too.
+    // Lines that the process printed before it was killed count too.
     for line in lines {
         take(&line);
     }

@@ -219,7 +219,7 @@ fn a_store_is_checked_and_repaired() {
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
-    // There is nothing to check.
+    // The store does not exist, so there is nothing to check.
     let (code, _, error) = fsck(&[]);
     assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
     blocker::FileStore::create(&store).unwrap();
@@ -229,7 +229,7 @@ fn a_store_is_checked_and_repaired() {
     }
     let (code, output, _) = fsck(&[]);
     assert_eq!((code, output.as_str()), (Some(0), "2 objects, 0 remembered deletions: in order\n"));
-    // One copy of a header and one of the superblock.
+    // The damage affects one copy of a header and one of the superblock.
     let object = store.join("objects/default.ns/one.obj");
     let mut content = std::fs::read(&object).unwrap();
     content[9] ^= 4;
@@ -389,7 +389,7 @@ fn what_cannot_be_read_is_not_taken_for_damage_and_not_repaired() {
     for dir in [probe.path(""), store.clone()] {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    // A copy of the program that this user may run.
+    // The program is copied to a place where this user may run it.
     let program = probe.path("cachectl");
     std::fs::copy(env!("CARGO_BIN_EXE_cachectl"), &program).unwrap();
     for files in [&["claims", "claims.copy"][..], &["superblock"], &["objects/default.ns/x.obj"]] {
@@ -527,7 +527,7 @@ fn a_command_whose_output_nobody_reads_ends_without_a_word() {
         assert_eq!(output.status.code(), Some(141), "{command:?}");
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{command:?}");
     }
-    // The same holds if the failure concerns unread data.
+    // The result is the same if the failure concerns data that the command does not read.
     for (arguments, code) in [(&["get", "absent"][..], 3), (&["ls"], 141)] {
         let status = probe.command(arguments).stdout(closed()).stderr(closed()).status().unwrap();
         assert_eq!(status.code(), Some(code), "{arguments:?}");

@@ -193,7 +193,8 @@ fn a_damaged_payload_is_found_and_the_rest_is_saved() {
 fn a_journal_that_the_start_refuses_is_inspected_and_what_is_intact_saved() {
     let probe = Probe::new().filled();
     let segment = "segment-000000";
-    // The heads of the third batch: the block that its payload shares with them.
+    // This block contains the heads of the third batch; the batch's payload shares the block with
+    // them.
     let block = place(&probe.journal().join(segment), b"second") / 4096 * 4096;
     probe.flip(segment, block + 40);
     let inspected = &probe.journal_ends("inspect", &[], 1)[0];
@@ -217,7 +218,7 @@ fn no_damage_makes_a_command_fail_otherwise() {
     let files = ["journal", "segment-000000", "segment-000001"];
     for (round, file) in files.iter().cycle().take(24).enumerate() {
         let probe = Probe::new().filled();
-        // Superblock and headers, batches, and the data after them.
+        // The damage is in the superblock and headers, in batches, and in the data after them.
         probe.flip(
             file,
             [3, 13, 70, 4096 + 9, 8192 + 5, 8192 + 66, 12_288 + 30][round % 7] % 40_000 % size(&probe, file),
@@ -280,7 +281,7 @@ fn a_damaged_last_batch_of_a_journal_that_was_not_closed_is_reported() {
     let journal = probe.open();
     append(&journal, WRITE, "a", 0, b"first");
     append(&journal, WRITE, "b", 0, b"second");
-    // The state after a crash, without data after the last batch.
+    // The journal has the state that a crash leaves, without data after the last batch.
     let crashed = Probe::new();
     std::fs::create_dir(crashed.journal()).unwrap();
     // Excludes segments that are still being created.

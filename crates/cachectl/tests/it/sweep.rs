@@ -89,7 +89,7 @@ mod of_s3 {
             place.server.put(&orphan(name), &[1; 1000]);
         }
         place.server.put("p/left", b"by a program that has ended");
-        // Blobs, orphans and their bytes, heads, ghosts, probes.
+        // The numbers are those of blobs, orphans and their bytes, heads, ghosts, and probes.
         place.sweep(&["--dry-run"], [3, 0, 0, 2, 0, 0]);
         place.server.advance(3500);
         place.sweep(&[], [3, 0, 0, 2, 0, 0]);

@@ -280,8 +280,8 @@ fn what_takes_long_is_followed_to_its_end() {
     let (code, _, error, _) = run(&["flatten", "disk"], &[begun.clone(), failed]);
     assert_eq!((code, error.lines().count()), (Some(1), 1), "{error}");
     assert!(error.ends_with(": no space: the store is full\n"), "{error}");
-    // Interrupted after the first status request: the server continues, and the job's number is
-    // printed.
+    // The command is interrupted after the first status request: the server continues, and the
+    // command prints the job's number.
     let listener = Listener::new(&[&[begun][..], &vec![running; 1000][..]].concat());
     let child = listener.command(&["flatten", "disk"]).stderr(Stdio::piped()).spawn().unwrap();
     listener.asked.recv().unwrap();

@@ -143,7 +143,7 @@ fn an_image_may_be_smaller_than_its_volume_and_come_from_a_pipe() {
     let info = block_on(place.volumes("store").info("disk")).unwrap();
     assert_eq!(info.object_bytes, 65536);
     assert_eq!(info.owner, None, "it was not given up");
-    // Longer than the volume's initial data, and with an odd length.
+    // The image is longer than the volume's initial data, and has an odd length.
     let mut image = vec![0; 130 * MIB as usize + 77];
     image[70 * MIB as usize..][..4].copy_from_slice(b"data");
     image[130 * MIB as usize + 76] = 9;
@@ -198,11 +198,11 @@ fn what_has_changed_goes_from_store_to_store() {
     assert!(String::from_utf8(output).unwrap().starts_with("disk@tuesday since monday is written to "));
     let length = std::fs::metadata(place.path("change")).unwrap().len();
     assert!(length < 9 * MIB, "{length} bytes for two objects");
-    // Out of order.
+    // A change imported out of order is refused.
     place.fails("b", &["import-diff", "copy", "FILE:change"], 3, "there is no volume \"copy\"");
     place.ok("b", &["import-diff", "copy", "FILE:full"]);
     same(&place.ok("b", &["export", "copy"]), &place.ok("a", &["export", "disk@monday"]), "the first stream");
-    // Through a pipe.
+    // The stream is imported through a pipe.
     let stream = place.ok("a", &["export-diff", "--from", "monday", "disk@tuesday"]);
     let mut child = place.command("b", &["import-diff", "copy"]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -250,7 +250,7 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
         "the stream ends too early; nothing is left of copy",
     );
     assert!(!place.is_there("b", "copy"));
-    // Into an empty volume of another size.
+    // The stream is imported into an empty volume of another size.
     block_on(place.volumes("b").create("copy", MIB, Settings::default())).unwrap();
     place.fails("b", &["import-diff", "copy", "FILE:cut"], 2, "the stream ends too early; copy is unchanged");
     assert_eq!(place.ok("b", &["export", "copy"]), vec![0; MIB as usize]);
@@ -260,7 +260,7 @@ fn a_stream_that_fails_leaves_everything_as_it_was() {
     place.fails("b", &["import-diff", "copy", "FILE:cut"], 2, "the stream ends too early; copy is unchanged");
     same(&place.ok("b", &["export", "copy"]), &before, "the volume before the stream");
     place.ok("b", &["import-diff", "copy", "FILE:change"]);
-    // The volume was written since.
+    // The volume was written to since the last import.
     change(b"3");
     place.ok("a", &["export-diff", "disk@two", "FILE:two"]);
     snapshot("three");
@@ -301,8 +301,8 @@ fn errors_are_one_line_and_change_nothing() {
     place.fails("store", &["export", "disk", "/no/such/directory/out"], 1, "/no/such/directory");
     place.fails("store", &["--json", "export", "x"], 3, r#""error":"missing""#);
     assert!(!place.path("out").exists());
-    // The volume was released despite the failure; a volume that was not released is not taken
-    // over.
+    // The command released the volume despite its failure: this open would be refused otherwise,
+    // because it does not take a volume over.
     {
         let volumes = place.volumes("store");
         block_on(volumes.open("disk", OpenOptions::default())).unwrap();
@@ -316,8 +316,8 @@ fn an_import_that_is_interrupted_leaves_nothing() {
     let place = Place::new();
     let mut child = place.command("store", &["import", "disk"]);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // More data than the first piece and a pipe's buffer: the second piece is being read, so the
-    // volume has been created.
+    // The data exceed the first piece and a pipe's buffer. The command is reading the second piece,
+    // so it has created the volume.
     let mut input = child.stdin.take().unwrap();
     input.write_all(&pattern(6 * MIB as usize)).unwrap();
     let process = rustix::process::Pid::from_child(&child);

@@ -71,8 +71,8 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
         // All bytes are in place: those that arrived with the head were copied to their bucket.
         assert_eq!(counters.zero_copy_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
         assert_eq!(counters.receive_buffer_bytes, 0);
-        // The first payload arrived before its buffer; of the others only the bytes of one short
-        // read were copied.
+        // The first payload arrived before its buffer was reserved; of each other payload, only the
+        // bytes of one short read were copied.
         let copied = env.server.metric("synapse_copied_bytes_total");
         assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
         // Partial buckets at the edges are copied, the rest is not.
@@ -115,8 +115,8 @@ fn a_client_that_stops_sending_holds_a_bounded_share_until_it_disconnects() {
         peers.push(peer);
     }
     let most = env.cache.counters().memory_bytes / 8;
-    // Two threads serve the clients: wait until one reservation was refused, and its payload was
-    // received on the heap.
+    // Two threads serve the clients. This waits until one reservation was refused and its payload
+    // was received on the heap.
     until("an eighth is reserved", || env.cache.counters().receive_buffer_bytes + (1 << 20) > most);
     assert!(env.cache.counters().receive_buffer_bytes <= most);
     // Other clients are not delayed.

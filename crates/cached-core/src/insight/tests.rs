@@ -74,7 +74,7 @@ fn predictions_are_near_what_real_caches_of_each_size_do() {
     assert!(curve.points.windows(2).all(|pair| pair[0].miss_ratio >= pair[1].miss_ratio), "{curve:?}");
     assert!(of(0.25) > of(4.0) + 0.1, "the load shows differences: {curve:?}");
     assert!(kv.insight_bytes() < 5 << 20, "{}", kv.insight_bytes());
-    // A quarter of the names is in namespace a.
+    // A quarter of the names belong to namespace `a`.
     let names: Vec<_> = curve.namespaces.iter().map(|share| share.namespace.as_deref()).collect();
     assert_eq!(names, [Some("b"), Some("a")]);
     let bytes: u64 = curve.namespaces.iter().map(|share| share.entry_bytes).sum();
@@ -114,7 +114,7 @@ fn a_name_found_by_the_cache_and_missed_in_a_smaller_one_is_stored_there() {
         sample(&mut simulation, n, Event::Store, 0);
     }
     assert_eq!(misses(&simulation), [8; 5]);
-    // Name 0 is missing only at the smallest size; the hit brings it back.
+    // Only the smallest size lacks name 0; the hit brings it back there.
     sample(&mut simulation, 0, Event::Hit, 0);
     sample(&mut simulation, 0, Event::Hit, 0);
     assert_eq!(misses(&simulation), [9, 8, 8, 8, 8]);
@@ -124,8 +124,8 @@ fn a_name_found_by_the_cache_and_missed_in_a_smaller_one_is_stored_there() {
 fn a_store_after_a_miss_changes_nothing_where_the_name_was() {
     let mut simulation = simulation();
     sample(&mut simulation, 1, Event::Store, 20);
-    // The cache itself has evicted it, and it is stored with a later expiry. Larger sizes have the
-    // old entry.
+    // The cache itself has evicted name 1, and now stores it with a later expiry. Larger sizes
+    // still have the old entry.
     sample(&mut simulation, 1, Event::Absent, 0);
     sample(&mut simulation, 1, Event::Store, 40);
     assert_eq!(misses(&simulation), [0; 5]);
@@ -168,7 +168,7 @@ fn expired_entries_leave_their_memory() {
     assert_eq!(used, 0, "nothing was asked for");
     simulation.begin(&present(20, 0));
     simulation.end(None, 0);
-    // All have expired, so these fit as if the cache had been empty.
+    // All entries have expired, so these fit as if the cache had been empty.
     (100..104).for_each(|n| sample(&mut simulation, n, Event::Store, 0));
     (100..104).for_each(|n| sample(&mut simulation, n, Event::Hit, 0));
     assert_eq!(misses(&simulation), [0; 5]);
@@ -274,7 +274,7 @@ fn requests_count_again_once_what_the_cache_has_is_known() {
     assert!(!simulation.curve().is_warm, "it samples more names, and begins anew");
     for n in 0..10 {
         assert!(!simulation.curve().is_warm);
-        // The names that one represents.
+        // The difference is the number of names that one name represents.
         (n < 3).then(|| sample(&mut simulation, n, Event::Hit, 0));
         simulation.end(None, 0);
         if simulation.curve().is_warm {

@@ -204,7 +204,7 @@ fn a_value_stored_after_a_flush_stays() {
             .unwrap();
             let writer = {
                 let kv = kv.clone();
-                // A region is opened every few values.
+                // Every few values, the thread opens a region.
                 shuttle::thread::spawn(move || {
                     (0..40u32).for_each(|n| kv.set(&n.to_le_bytes(), &[1; 4_000]).unwrap());
                 })

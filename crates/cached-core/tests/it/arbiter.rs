@@ -233,7 +233,8 @@ fn no_request_waits_for_a_move() {
     for number in 0..4_000 {
         both.kv.set(&key(number), &pattern(number, 0, 2_000)).unwrap();
     }
-    // The dirty limit is reached, and the store does not answer flushes; the other data are clean.
+    // The dirty limit is reached, and the store does not answer flushes; the remaining data are
+    // clean.
     for bucket in 0..OBJECTS * OBJECT_BUCKETS {
         both.write(&object(0, bucket % OBJECTS), bucket / OBJECTS, &[1; BUCKET as usize]);
     }
@@ -248,7 +249,8 @@ fn no_request_waits_for_a_move() {
     for round in 0..2 {
         for from in [Half::Objects, Half::Items] {
             drain(&mut both, from, |both, step| {
-                // A read and a change of dirty data, a first change of a bucket, and items.
+                // Each step reads and changes dirty data, changes one bucket for the first time,
+                // and stores items.
                 let bucket = step % 250;
                 let read = ReadRequest::new(dirty.clone(), bucket * BUCKET, BUCKET);
                 assert!(at_once(both.cache.read(read)).is_ok());

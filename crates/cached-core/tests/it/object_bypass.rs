@@ -48,7 +48,7 @@ fn reads_beyond_the_cut_off_are_served_and_not_kept() {
     env.store.clear_log();
     (0..15).for_each(|at| read(&mut env, &object, at * BUCKET, BUCKET));
     assert_eq!(env.store.count(Op::Read), 0, "what is cached is used");
-    // A single read has this length.
+    // A single read is as long as the cut-off.
     read(&mut env, &object, 20 * BUCKET, CUT_OFF);
     assert_eq!(env.cache.counters().clean_bytes, 15 * BUCKET);
     // This read is not sequential, so its data are cached.

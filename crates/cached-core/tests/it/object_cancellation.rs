@@ -242,7 +242,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     };
     validate(&cache);
 
-    // The other requests.
+    // The other requests of the case follow.
     if case.arrives_late {
         sim.run_until_idle();
         validate(&cache);
@@ -304,7 +304,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         validate(&cache);
     }
 
-    // All operations still work, and all memory, dirty room, permits and nodes are available.
+    // All operations still work: all memory, space for dirty data, permits and nodes are available.
     for round in 0..3_u64 {
         let object = id(&format!("later-{round}"));
         for at in 0..24 {

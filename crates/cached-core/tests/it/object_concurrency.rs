@@ -79,7 +79,7 @@ impl Environment {
         plan.error_permille = *rng.pick(&[0, 0, 50]);
         plan.not_stored_permille = *rng.pick(&[0, 100]);
         plan.unknown_permille = *rng.pick(&[0, 0, 50]);
-        // The store loses data when it crashes, for the loss of the cache, which ends the run.
+        // The store loses data when it crashes. Therefore the run ends with the loss of the cache.
         plan.volatile = has_lasting_faults && rng.permille(700);
         let is_volatile = plan.volatile;
         let memory = Arc::new(test_kit::memory(&sim.clock));
@@ -478,7 +478,7 @@ impl Environment {
         }
         self.cache().validate().unwrap_or_else(|why| panic!("validate: {why}"));
         self.lose();
-        // The last reads returned the stored content.
+        // The last reads returned the content that the store has now.
         for object in 0..OBJECTS {
             let (_, _, _, last) = self.reads[object].last().expect("read just now");
             let mut bytes = content(&*self.memory, &self.objects[object]).unwrap_or_default();
@@ -499,7 +499,7 @@ impl Environment {
             self.sim.cancel(running);
         }
         drop(self.cache.take());
-        // Calls in flight arrive nevertheless.
+        // The calls in flight take effect nevertheless.
         self.sim.advance(Duration::from_secs(60));
         assert!(!self.store.has_older_than(u64::MAX), "calls of a cache that is gone");
         if self.is_volatile {

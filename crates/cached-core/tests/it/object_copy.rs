@@ -13,7 +13,7 @@ fn a_copy_that_is_written_to_stores_all_of_its_content() {
     // The state of the source's bucket when the copy begins: completely dirty, partly dirty with
     // the rest from the store, or in flight to the store.
     for (is_old, is_flushing) in [(false, false), (true, false), (true, true)] {
-        // Whether the source still shares the bucket when the copy is written to.
+        // In one case, the source still shares the bucket when the copy is written to.
         for shares in [false, true] {
             let mut env = CacheEnvironment::new(small(WriteMode::Back));
             let mut wanted = pattern(1, 0, 2 * 4096);
@@ -37,7 +37,7 @@ fn a_copy_that_is_written_to_stores_all_of_its_content() {
                 let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(from.clone())));
                 env.at_once(delete).unwrap();
             }
-            // A sector, and half a sector.
+            // One write covers a sector, the other half a sector.
             env.written(&to, 2048, pattern(3, 2048, 512));
             wanted[2048..2560].copy_from_slice(&pattern(3, 2048, 512));
             env.written(&to, BUCKET + 100, pattern(4, BUCKET + 100, 50));
@@ -63,7 +63,8 @@ fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     env.store.open();
     let copy = env.copy(&from, &to);
     env.at_once(copy).unwrap();
-    // If the cache made the copy itself, the store would have half of it until the last request.
+    // If the cache had made the copy itself, the store would have only half of it until the last
+    // request.
     assert_eq!(env.store.count(Op::Copy), 1);
     same(&env.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
     same(&env.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
@@ -200,8 +201,8 @@ fn a_copy_of_a_version_fails_if_another_client_has_changed_the_source() {
 
 #[test]
 fn copies_do_not_wait_for_each_others_nodes() {
-    // There are two nodes. Reads of two objects hold both while copies queue up; each copy needs
-    // two.
+    // There are only two nodes. Reads of two objects hold both while copies queue up; each copy
+    // needs two nodes.
     let mut env =
         CacheEnvironment::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
     let holders = [id("holder-0"), id("holder-1")];

@@ -146,7 +146,7 @@ fn changes_that_leave_nothing_to_store_take_no_room() {
         env.sim.run(env.cache.delete(DeleteRequest::new(new))).unwrap();
         assert_eq!(env.cache.counters().dirty_bytes, 0, "the store was asked for nothing");
     }
-    // A copy in memory takes space for its zeros.
+    // A copy in memory needs dirty space for its zeros too.
     let (from, to) = (id("from"), id("to"));
     let zeros = env.cache.write_zeroes(WriteZeroesRequest::new(from.clone(), 0, 5 * BUCKET));
     env.sim.run(zeros).unwrap();

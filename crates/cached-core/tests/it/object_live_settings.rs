@@ -382,7 +382,7 @@ fn a_namespace_with_another_mode_than_the_others_is_not_changing_from_the_start_
         block_on(running.cache.remove_namespace(namespace, DirtyData::Refuse, None)).unwrap();
     };
     remove(&running);
-    // This namespace is created with the mode.
+    // This namespace is created while the mode is in force.
     let mut after = running.config.clone();
     after.namespaces.push(own("new", WriteMode::Around));
     running.change(after);

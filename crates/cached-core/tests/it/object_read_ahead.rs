@@ -106,7 +106,7 @@ fn a_window_goes_on_over_what_is_in_the_cache() {
 fn a_window_that_ends_in_the_cache_leads_to_the_next_one() {
     let object = id("volume");
     let mut env = with_object(config(WriteMode::Through), &object, 128);
-    // The second half of the fourth window, and its trigger.
+    // These reads cover the second half of the fourth window, and its trigger.
     env.bytes(&object, 22 * BUCKET, 8 * BUCKET);
     (0..128).for_each(|at| read_bucket(&mut env, &object, at));
     let windows = [(2, 6), (6, 14), (14, 22), (30, 62), (62, 126), (126, 128)];
@@ -125,7 +125,8 @@ fn what_lies_between_equal_steps_is_read_with_them_and_not_kept() {
         env.sim.run_until_idle();
     }
     let (read, used, wasted) = ahead(&env);
-    // All steps except the first four, and one bucket between each two steps of a window.
+    // The count includes all steps except the first four, and one bucket between every two steps of
+    // a window.
     assert_eq!(used, 252 * 3);
     assert_eq!(read, used + wasted);
     assert!((100..252).contains(&wasted), "{wasted}");

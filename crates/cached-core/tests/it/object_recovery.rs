@@ -336,7 +336,7 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
     let progress = process.cache.recovery();
     assert_eq!(progress.records_applied, progress.records);
     assert!(test_kit::content(&*store, &name(0)).is_none());
-    // The cache becomes the writer with its next change, and the following start replays only this
+    // The cache becomes the writer again with its next change, and the next start replays only this
     // change.
     let bytes = pattern(99, 0, 3000);
     let cache = process.cache.clone();
@@ -445,7 +445,7 @@ fn no_more_than_three_overtaken_journals_are_kept() {
         let RecoveryError::Overtaken { in_force, .. } = &refused else { panic!("{refused}") };
         assert_eq!(*in_force, Epoch(epoch));
         assert!(refused.to_string().contains("overtaken-1 to overtaken-3"), "{refused}");
-        // One copy is exported, and then removed or discarded.
+        // One copy is discarded, or removed after an export.
         let kept = disk.directory("overtaken-2").unwrap();
         if is_discarded {
             tools::discard(&*kept).unwrap();
@@ -649,7 +649,7 @@ fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     process.begin().unwrap();
     process.settle();
     assert_eq!(process.cache.recovery().objects_failed, 1);
-    // The namespace has no more changes that the store accepted without a record.
+    // The namespace no longer has any change that the store accepted without a record.
     let cache = process.cache.clone();
     let write = WriteRequest::new(name(1), 0, pattern(1, 0, 100)).durability(Durability::Journaled);
     process.run(async move { cache.write(write).await }).unwrap();
@@ -698,7 +698,7 @@ fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes:
         };
         holds.push(appended.hold);
     };
-    // The object is present and replaced, with one run.
+    // The state is that of an existing, replaced object with one run.
     let mut state = vec![3_u8];
     [0, 0, 1, 0, content.len() as u64].iter().for_each(|number: &u64| state.extend(number.to_le_bytes()));
     state.extend(content);
@@ -745,7 +745,8 @@ fn a_recovered_state_is_kept_from_its_first_part_on() {
 /// The pass does not release records that an object recovered out of turn still needs.
 #[test]
 fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
-    // The pass's first window ends before the first part, the second one before the last part.
+    // The first window of the recovery pass ends before the first part, the second one before the
+    // last part.
     let content = pattern(1, 0, 8000);
     let disk = state_in_three_segments(&content, 256, 128, 500);
     let store = SteeredStore::new();
@@ -759,7 +760,7 @@ fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
     process.begin().unwrap();
     process.go_on();
     assert!(store.held().iter().any(|call| call.object == Some(name(0))), "all parts are read");
-    // The pass continues to the last part.
+    // The recovery pass continues to the last part.
     store.rule(|call| match call.object == Some(name(0)) {
         true => Verdict::Hold,
         false => Verdict::Pass,

@@ -35,8 +35,8 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
     for at in 0..scanned {
         let object = id(&format!("scan {}", at / 256));
         sim.run(cache.read(ReadRequest::new(object, at % 256 * BUCKET, BUCKET))).unwrap();
-        // One in five requests: between two reads of a hot bucket the scan loads more than the
-        // cache can hold, so LRU keeps no hot bucket.
+        // One in five requests reads a hot bucket: between two of these reads the scan loads more
+        // than the cache can hold, so LRU keeps no hot bucket.
         if at % 5 == 0 {
             let before = cache.counters().read_misses;
             sim.run(cache.read(ReadRequest::new(id("hot"), next_hot * BUCKET, BUCKET))).unwrap();

@@ -104,7 +104,8 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
     let miss = env.sim.spawn(env.cache.read(ReadRequest::new(id("absent"), 0, 4096)));
     let mut wanted: Vec<Vec<u8>> = (0..4).map(|n| pattern(100 + n, 0, 8192)).collect();
     for second in 0..seconds {
-        // Hits of clean and dirty data, and writes, complete immediately in any state of the store.
+        // Hits on clean and dirty data complete immediately in any state of the store, and so do
+        // writes.
         for n in 0..3 {
             same(&env.read(&id(&format!("clean-{n}")), 0, 65_536), &pattern(n, 0, 65_536), "a clean hit");
         }
@@ -237,7 +238,7 @@ fn at_the_dirty_limit_writers_wait_and_are_served_in_order() {
     let mut env = faulty_environment(config, |_| (), |_| ());
     env.faulty.stall();
     let object = |n: u64| id(&format!("w-{}", n % 4));
-    // The store can be asked about the objects only before the stall.
+    // Before the stall, the cache learns from the store that the objects are missing.
     env.faulty.resume();
     for n in 0..4 {
         env.write(&object(n), 0, vec![1; 10]);

@@ -120,7 +120,7 @@ fn a_deposed_cache_refuses_changes_after_its_first_flush_is_refused() {
         &pattern(1, 0, 5000),
         "nothing came after the claim",
     );
-    // Other namespaces still belong to the cache.
+    // The cache is still the writer of the other namespaces.
     env.write(0, &elsewhere, pattern(4, 0, 5000)).unwrap();
     env.flush(0, Scope::Namespace(namespace("elsewhere"))).unwrap();
     assert_eq!(env.caches[0].lost().objects.len(), 1, "what was refused is not lost");
@@ -217,7 +217,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
         })
         .collect();
     env.sim.run_until_idle();
-    // Both caches ask, and get the same response.
+    // Both caches request the epoch in force, and get the same response.
     assert_eq!(env.store.held().len(), 2);
     env.store.answer_all();
     env.sim.run_until_idle();
@@ -305,7 +305,8 @@ fn a_namespace_that_is_released_goes_back_and_forth_between_caches() {
         }
         let bytes = pattern(round as u64 + 1, 0, 5000);
         env.write(cache, &id("a"), bytes.clone()).unwrap();
-        // One change is not flushed, and one is: both are stored.
+        // In every third round the change is flushed, in the others it is not. Both are stored in
+        // the end.
         if round % 3 == 0 {
             env.flush(cache, ns()).unwrap();
         }

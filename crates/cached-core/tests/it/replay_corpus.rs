@@ -23,7 +23,8 @@ fn random_damage_runs_clean() {
     for number in 0..200_u8 {
         let mut input = vec![0; rng.random_range(1..300)];
         rng.fill_bytes(&mut input);
-        // Half of the inputs of each kind, some with few edits.
+        // The numbers distribute the inputs over all kinds; a third of the inputs is short, with
+        // only a few edits.
         input[0] = number;
         if number % 3 == 0 {
             input.truncate(12);

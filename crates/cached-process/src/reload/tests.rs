@@ -80,7 +80,7 @@ fn a_wrong_configuration_changes_nothing() {
     let report = reloader.reload();
     assert_eq!(report.refused.as_deref(), Some("f.toml:3: limits.a: wrong"));
     assert_eq!(report.to_string(), "refused, nothing has changed: f.toml:3: limits.a: wrong\n");
-    // Consistent in itself, but `size` stays 10 until the restart.
+    // The new configuration is consistent, but `size` stays 10 until the restart.
     *fake.text.lock() = Ok("size = 99\n[limits]\na = 50\nb = 7\n");
     let report = reloader.reload();
     assert_eq!(report.refused.as_deref(), Some("limits.a: must not be above size"));

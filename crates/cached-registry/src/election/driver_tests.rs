@@ -181,7 +181,7 @@ fn a_standby_takes_over_from_a_stopped_leader_which_no_longer_serves() {
     assert_eq!((world.cause(a), world.cause(b)), (Cause::Granted, Cause::Followed));
     let lease = world.host(a).elector.lease().unwrap();
     world.hosts[a].is_stopped = true;
-    // Only the clock tells the stopped process that its lease has ended.
+    // The process is stopped, so only the clock shows that its lease has ended.
     world.clock.advance(LEASE / 3 * 2);
     assert!(!lease.holds() && lease.remaining().is_zero());
     assert_eq!(world.until_leading(b, LEASE), Epoch(2));
@@ -239,7 +239,7 @@ fn a_fenced_leader_returns_with_a_higher_epoch() {
     world.hosts[a].claims.lock().answers = [Claimed::Failed, Claimed::Fenced(Epoch(11))].into();
     assert_eq!(world.until_leading(a, LEASE), Epoch(12));
     assert_eq!(world.host(a).claims.lock().asked, [1, 9, 9, 12].map(Epoch));
-    // A message of the first leadership comes too late.
+    // A message that concerns the first leadership arrives late.
     world.host(a).elector.fenced(Epoch(8));
     world.advance(LEASE);
     assert!(world.host(a).elector.lease().is_some_and(|lease| lease.holds()));

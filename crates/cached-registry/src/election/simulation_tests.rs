@@ -275,7 +275,7 @@ impl<S: Subject> World<S> {
             }
             Event::Send(node) => {
                 if let Role::Leader(epoch, _) = self.role(node) {
-                    // A change may take longer than the lease.
+                    // A change may take longer than the time of a lease.
                     self.after(0, 2 * LEASE_MS, Event::Change(epoch.0));
                 }
                 self.after(100, 400, Event::Send(node));

@@ -57,7 +57,7 @@ fn a_disk_keeps_the_contract() {
     let path = dir.path().join("disk");
     let (a, b) = (on_disk(&path, 0), on_disk(&path, 2));
     run(check(&a, &b, || fill(&a)));
-    // A process that returns has everything.
+    // A process that returns receives all documents.
     drop(a);
     let returned = on_disk(&path, 0);
     run(async {

@@ -75,7 +75,7 @@ async fn changes_are_conditional(a: &Registry, b: &Registry) {
     a.change_if(&[Change::remove(key("c/a"), second)]).await.unwrap();
     let gone = a.change_if(&[Change::remove(key("c/a"), second)]).await;
     assert_eq!(gone, Err(Error::Conflict { key: key("c/a"), found: None }));
-    // A document that is created again has a revision that it never had.
+    // A document that is created again gets a revision that it never had.
     assert!(create(b, "c/a", "").await > second);
     assert_eq!(value(a, "c/a").await.as_deref(), Some(""));
 }
@@ -89,7 +89,7 @@ async fn changes_are_made_together(a: &Registry, b: &Registry) {
     assert_eq!(keys, all.iter().map(|change| &change.key).collect::<Vec<_>>());
     assert!(listing.documents.iter().all(|document| document.revision == revision));
     assert!(listing.revision >= revision);
-    // One document that is not as expected prevents all changes.
+    // One document that differs from its expected revision prevents all changes.
     let mixed =
         [put(0, Expect::At(revision)), put(1, Expect::Absent), Change::remove(key("t/002"), revision)];
     assert_eq!(b.change_if(&mixed).await, Err(Error::Conflict { key: key("t/001"), found: Some(revision) }));
@@ -122,7 +122,7 @@ async fn hosts_that_compete_lose_no_change(a: &Registry, b: &Registry) {
                     Err(Error::Conflict { .. } | Error::Unavailable(_)) => {
                         assert!(!read(registry).await.1.contains(&word));
                     }
-                    // The next read tells.
+                    // The next read shows the outcome.
                     Err(Error::OutcomeUnknown(_)) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -154,7 +154,7 @@ async fn watches_continue(a: &Registry, b: &Registry) {
     };
     assert_eq!(changes.events, [Event::Changed(document("w/one", "1", one))]);
     assert!(changes.revision >= one);
-    // Nobody watches meanwhile; another watch continues.
+    // The watch is dropped, so nobody watches the prefix in the meantime; another watch continues.
     drop(watch);
     let two = b
         .change_if(&[Change::put(key("w/two"), Expect::Absent, "2"), Change::remove(key("w/one"), one)])
@@ -163,7 +163,7 @@ async fn watches_continue(a: &Registry, b: &Registry) {
     let mut events = next(&mut watch).await.unwrap().events;
     events.sort_by(|a, b| a.key().cmp(b.key()));
     assert_eq!(events, [Event::Removed(key("w/one")), Event::Changed(document("w/two", "2", two.unwrap()))]);
-    // A watch that was given up in between misses nothing.
+    // A wait that is abandoned in between loses no event.
     let waiting = tokio::time::timeout(Duration::from_millis(1), watch.next()).await;
     assert!(waiting.is_err(), "{waiting:?}");
     create(a, "w/three", "3").await;
@@ -184,7 +184,7 @@ async fn leases_bind_documents(a: &Registry, b: &Registry) {
     let renewed = a.renew(&lease).await.unwrap();
     assert!(renewed.until >= lease.until && renewed.id == lease.id);
     let mut watch = b.watch("l/", listing.revision);
-    // Anyone may end a lease.
+    // Any client may end a lease.
     b.revoke(&lease).await.unwrap();
     assert_eq!(next(&mut watch).await.unwrap().events, [Event::Removed(key("l/bound"))]);
     assert_eq!(value(a, "l/free").await.as_deref(), Some("2"));
@@ -205,7 +205,7 @@ async fn a_lease_that_is_not_renewed_ends(a: &Registry, b: &Registry) {
         let lease = a.grant(Duration::from_secs(1)).await.unwrap();
         let put = Change::put(key("e/x"), Expect::Absent, "1").with_lease(lease.id);
         match a.change_if(&[put]).await {
-            // On a busy machine.
+            // This happens on a busy machine.
             Err(Error::LeaseEnded) => {}
             outcome => break outcome.map(|_| lease).unwrap(),
         }
@@ -221,7 +221,7 @@ async fn forgotten_changes_are_reported<F: Future<Output = ()>>(a: &Registry, fo
     forget().await;
     let early = Revision(first.0 - 1);
     assert_eq!(next(&mut a.watch("f/", early)).await, Err(Error::Compacted { after: early }));
-    // A listing is the way on.
+    // A new listing is how a client continues.
     let listing = a.list("f/").await.unwrap();
     assert_eq!(listing.documents[0].revision, second);
     let mut watch = a.watch("f/", listing.revision);

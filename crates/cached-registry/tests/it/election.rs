@@ -77,7 +77,7 @@ async fn a_leader_steps_down_for_its_successor(registries: [Registry; 2]) {
     assert!(first < second);
     let refused = a.step_down(Release::Anyone).await.unwrap_err();
     assert_eq!(refused.to_string(), "this host does not lead, but b does");
-    // A process whose handles are dropped takes part no longer.
+    // A process whose handles are dropped leaves the election.
     drop(b);
     b_running.await.unwrap().unwrap();
 }

@@ -40,12 +40,12 @@ fn etcd_keeps_the_contract() {
         return;
     }
     let mut etcd = Etcd::start(false);
-    // The first endpoint does not exist.
+    // Nothing listens at the first endpoint.
     let dead = free_port();
     let registry = open(&format!("endpoints = [\"http://127.0.0.1:{dead}\", \"{}\"]", etcd.url));
     let other = open(&format!("endpoints = [\"{}/\"]", etcd.url));
     run(check(&registry, &other, || async { tokio::task::block_in_place(|| compact(&etcd, None)) }));
-    // Another prefix is another registry; what is no key is ignored.
+    // Another prefix is another registry. An etcd key that is not a valid document key is ignored.
     let separate = open(&format!("endpoints = [\"{}\"]\nprefix = \"separate/\"", etcd.url));
     etcd.post("kv/put", "{\"key\":\"c2VwYXJhdGUvYSBi\",\"value\":\"eA==\"}", None);
     run(async { assert_eq!(separate.list("").await.unwrap().documents, []) });
@@ -132,7 +132,7 @@ fn etcd_with_passwords_and_tls_keeps_the_contract() {
         let guest = open(&keys("guest", "guest"));
         let watch = guest.watch("", cached_registry::Revision(1)).next().await.unwrap_err();
         assert!(matches!(&watch, Error::Denied(why) if why.contains("permission denied")), "{watch}");
-        // Without the authority nothing is sent.
+        // Without the authority's certificate, the client sends nothing.
         let untrusted = open(&format!(
             "endpoints = [\"{}\"]\nca_file = \"/etc/ssl/certs/ca-certificates.crt\"",
             etcd.url
@@ -174,7 +174,7 @@ fn watches_and_logins_survive_members_and_a_majority_that_go_away() {
         let mut watch = registry.watch("", revision);
         create_soon(&registry, "b").await;
         until(&mut watch, &key("b")).await;
-        // The member that has answered all requests.
+        // This is the member that has answered all requests so far.
         tokio::task::block_in_place(|| members[0].kill());
         create_soon(&registry, "c").await;
         until(&mut watch, &key("c")).await;

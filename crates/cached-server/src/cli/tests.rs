@@ -310,7 +310,7 @@ fn errors_in_the_file_name_its_key() {
             ": memcached.item_bytes_max: is more than half of memory_bytes_max, 67108864 bytes",
             78,
         ),
-        // With a flag in play it is the flag that is named.
+        // If a flag is set too, the message names the flag.
         (
             "[memcached]\nitem_bytes_max = \"64 MiB\"",
             &["-m", "100"],
@@ -375,9 +375,10 @@ fn the_printed_configuration_reads_back_to_the_same_settings() {
         let (_file, config) = file(&text);
         assert_eq!(printed(&[&config, "--print-config"]), text, "{arguments:?}");
         let meaning = |mut settings: Settings| {
-            // `stats settings` shows the addresses as they were written, which differs.
+            // `stats settings` shows the addresses in the form in which they were written, so they
+            // differ.
             (settings.interface, settings.port) = (None, 0);
-            // memcached's number, of which the file has the level that follows.
+            // The flag is a number; the file has the corresponding log level.
             settings.verbosity = 0;
             format!("{settings:?}")
         };

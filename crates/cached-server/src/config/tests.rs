@@ -205,7 +205,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             "cached.toml: nbd.listen: 0.0.0.0:10809 can be reached from other machines, and clients need no certificate: \
              set tls_required = true and client_certificates = \"require\" in [nbd.tls], or allow_exposed = true",
         ),
-        // TLS alone admits every client.
+        // Without client certificates, TLS admits every client.
         (
             &(objects("")
                 + "[volumes]\n[nbd]\nlisten = [\"0:7\"]\ntls_required = true\n[nbd.tls]\nchain_file = \"c\""),
@@ -294,7 +294,7 @@ fn filled_in(text: &str) -> toml::Table {
     let memcached = file.memcached.clone();
     let config = Config { settings, file, ..Config::default() };
     let mut full = File::from(&config);
-    // The command line converts them to addresses.
+    // The command line converts these names to addresses.
     full.memcached.listen = memcached.listen;
     toml::Table::try_from(full).expect("TOML")
 }
@@ -367,18 +367,19 @@ fn the_deployed_file_shows_every_key_with_its_default() {
         }
         let (all, examples) = (uncommented(&whole, false), uncommented(&whole, true));
         let mut shown: toml::Table = toml::from_str(&all).expect("TOML");
-        // The journal in the example requires this.
+        // The example has a journal, which requires this value.
         let examples = examples.replacen("[objects]\n", "[objects]\nwriter = \"cache\"\n", 1);
         let writer = &mut shown["objects"]["writer"];
         assert_eq!(writer.as_str(), Some("callers"));
         *writer = "cache".into();
         assert_eq!(shown["objects"]["backend"]["kind"].as_str(), Some(kind));
-        // With shared memory, less data may be dirty than the file shows.
+        // With shared memory, the dirty limit is lower than the one that the file shows.
         let (shared, examples) =
             (shown.remove("shared_memory"), examples.replacen("[shared_memory]\n", "", 1));
         let table = super::file::SharedMemoryTable::default().filled_in(64 << 20, &ObjectsTable::default());
         assert_eq!(shared, toml::Value::try_from(table).ok());
-        // Only an elected writer has this table, and cannot have the journal of the example.
+        // Only an elected writer has the table `election`, and it cannot have the journal of the
+        // example.
         let election = shown["objects"].as_table_mut().and_then(|objects| objects.remove("election"));
         assert_eq!(election, toml::Value::try_from(cached_config::ElectionTable::default()).ok());
         let examples = examples.replacen("[objects.election]\n", "", 1);
@@ -405,7 +406,7 @@ fn items_and_objects_share_what_both_have() {
     let cache = table.cache().unwrap();
     assert_eq!(cache.memory_range, Some(memory.objects_range()));
     assert_eq!((memory.objects_range().bytes_max, memory.items_range().bytes_max), (280 << 20, 280 << 20));
-    // Both halves are limited together; the rest is bookkeeping.
+    // The common limit covers both halves; the difference is bookkeeping.
     let alone = ObjectsTable { memory_range: None, ..table.clone() };
     assert_eq!(table.cache_bytes_max() - alone.cache_bytes_max(), (24 << 20) / 4096 * 24);
     let given =

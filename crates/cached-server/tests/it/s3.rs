@@ -138,7 +138,7 @@ fn stored_data_survive_the_process() {
     end(cached, libc::SIGKILL);
     assert!(place.server.keys("cached/h/").len() >= 4, "everything is below the prefix");
 
-    // A new process, with a new epoch.
+    // The new process has a new epoch.
     let (cached, client) = place.start();
     (1..5).for_each(|number| assert_there(&client, number));
     let lost = block_on(client.info(InfoRequest::new(object(5))));

@@ -39,8 +39,8 @@ fn every_connection_gets_a_grant_however_much_each_wants() {
         grants.push(grant);
         assert!(budget.reserved_bytes() <= all);
     }
-    // No client has released anything, and yet each gets one of the largest requests executed in
-    // the end.
+    // No client has released anything, and yet each client in turn gets one request of the maximum
+    // size executed.
     accept_all_of(&mut grants);
     for index in 0..grants.len() {
         grants[index].demand(u64::MAX);
@@ -57,8 +57,8 @@ fn a_late_connection_gets_an_equal_part_once_the_others_accept_theirs() {
     accept_all_of(&mut grants);
     let mut late = budget.join(32 * MIB, false).unwrap();
     assert!(late.bytes() >= budget.state.lock().division.share_bytes, "refused");
-    // Smaller grants are announced to clients that hold more than their part. The bytes count until
-    // the client accepts.
+    // The budget announces smaller grants to clients that hold more than their share. The bytes
+    // count until the client accepts.
     accept_all(&mut late);
     let before = late.bytes();
     accept_all_of(&mut grants);
@@ -80,7 +80,7 @@ fn a_grant_that_shrinks_counts_until_what_is_outstanding_is_answered() {
     let mut second = budget.join(u64::MAX, false).unwrap();
     let announced = first.take_change(Waker::noop()).expect("it is to shrink");
     assert!(announced < first.bytes(), "it may use what it had until it has accepted");
-    // Accepting another value than the announced one is a violation.
+    // To accept a value other than the announced one is a violation of the protocol.
     assert!(first.accept(announced + 1, 0).is_err());
     let before = budget.reserved_bytes();
     first.accept(announced, 11 * MIB).unwrap();
@@ -110,7 +110,7 @@ fn fixed_grants_are_of_one_large_request_and_leave_room_for_others() {
     flexible.demand(4 * MIB);
     accept_all(&mut flexible);
     assert_eq!(flexible.bytes(), 4 * MIB);
-    // While others hold everything, a fixed grant waits until they have released enough.
+    // While the other clients hold everything, a fixed grant waits until they have released enough.
     drop((flexible, fixed));
     let mut greedy: Vec<_> = (0..2).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
     let mut fixed = budget.join(0, true).unwrap();
@@ -188,7 +188,7 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
             }
             let reserved = budget.reserved_bytes();
             let used: u64 = clients.iter().map(|(_, cost)| *cost).sum();
-            // While more is reserved than a smaller budget has, a new connection adds only its
+            // While the reserved memory exceeds the reduced budget, a new connection adds only its
             // share.
             let joined = (clients.len() as u64).saturating_sub(count) * 4 * MIB;
             let most = all.max(before + joined);
@@ -274,7 +274,7 @@ fn only_the_slowest_that_keeps_what_others_need_ends() {
     }
     let seconds = Duration::from_secs;
     let mut is_slowest = |of: usize, at: u64, bytes: u64| grants[of].is_slowest(seconds(at), bytes);
-    // Clients may be as slow as they like while nobody needs more.
+    // While nobody needs more memory, clients may be as slow as they like.
     assert!(!is_slowest(0, 600, 4 * MIB) && !is_slowest(1, 500, 3 * MIB) && !is_slowest(2, 900, share));
     let mut greedy: Vec<_> = (0..4).map(|_| budget.join(0, false).unwrap()).collect();
     for grant in &mut greedy {
@@ -282,7 +282,8 @@ fn only_the_slowest_that_keeps_what_others_need_ends() {
         accept_all_holding(grant, 4 * MIB);
     }
     assert!(!budget.state.lock().demanding.is_empty());
-    // Others have a second to meet a demand before a connection is closed for it.
+    // Other clients have a second to meet a demand before one of them is disconnected because of
+    // it.
     assert!(!is_slowest(0, 601, 4 * MIB));
     assert!(!is_slowest(1, 501, 3 * MIB) && !is_slowest(1, 502, 3 * MIB), "another is slower");
     assert!(!is_slowest(2, 902, share) && !is_slowest(2, 903, share), "it has no more than its share");
@@ -307,7 +308,7 @@ proptest! {
     ) {
         let budget = budget(64 * MIB, 32);
         let share = budget.state.lock().division.share_bytes;
-        // How many bytes each client wants to hold, and whether it holds them.
+        // For each client, the number of bytes that it wants to hold, and whether it holds them.
         let mut stuck: Vec<_> =
             holding.into_iter().map(|bytes| (budget.join(64 * MIB, false).unwrap(), bytes, false)).collect();
         let patient = stuck.iter().filter(|(_, bytes, _)| *bytes <= share).count();

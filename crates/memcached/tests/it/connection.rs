@@ -100,7 +100,7 @@ impl<S: Read + Write> Client<S> {
 
     fn expect_end(&mut self) {
         let mut rest = Vec::new();
-        // A reset also counts as an end.
+        // A reset of the connection also counts as its end.
         let _ = self.stream.read_to_end(&mut rest);
         assert_eq!(rest.escape_ascii().to_string(), "");
     }
@@ -254,7 +254,7 @@ fn large_values_are_joined_and_conditions_hold() {
     client.ask([b"cas k 0 0 300000 1\r\n", &second[..], b"\r\n"].concat(), "EXISTS\r\n");
     client.ask([b"ms k 300000 Oabc s\r\n", &second[..], b"\r\n"].concat(), "HD Oabc s300000\r\n");
     client.ask([b"ms k 300000 q\r\n", &second[..], b"\r\nmn\r\n"].concat(), "MN\r\n");
-    // Combined they would be too large.
+    // Combined, the two requests would be too large.
     client.ask(set("k", &value(900_000, 3)), "STORED\r\n");
     client.ask([b"append k 0 0 300000\r\n", &second[..], b"\r\n"].concat(), "NOT_STORED\r\n");
 }
@@ -270,7 +270,7 @@ fn refused_values_are_discarded() {
     let add = [b"add l 0 0 3000000\r\n", &large[..], b"\r\n"].concat();
     client.ask(add, "SERVER_ERROR object too large for cache\r\n");
     client.ask("get l\r\n", "VALUE l 0 1\r\nx\r\nEND\r\n");
-    // A body without its terminator, too long for the input buffer.
+    // The body has no terminator, and is too long for the input buffer.
     let bad = [b"set l 0 0 100000\r\n", &value(100_000, 0)[..], b"xx"].concat();
     client.ask(bad, "CLIENT_ERROR bad data chunk\r\n");
     client.ask("get l\r\n", "VALUE l 0 1\r\nx\r\nEND\r\n");
@@ -323,7 +323,8 @@ fn a_large_value_for_a_slow_reader_does_not_change() {
 
 #[test]
 fn connections_that_hold_too_much_for_too_long_are_closed() {
-    // A quarter of the memory may be pinned for slow readers: two of four.
+    // At most a quarter of the memory may be pinned for slow readers, which is enough for two of
+    // the four.
     let server = Running::start(|settings| settings.memory_bytes = 64 << 20);
     let mut client = server.connect();
     client.ask(set("k", &value(900_000, 1)), "STORED\r\n");
@@ -335,7 +336,7 @@ fn connections_that_hold_too_much_for_too_long_are_closed() {
     client.wait_for_stat("curr_connections", |open| open < 5);
     let closed = |slow: &mut Client<TcpStream>| {
         let mut whole = vec![0; 8 * hit("k", &value(900_000, 1)).len() + b"END\r\n".len()];
-        // The stream ends early, by an end or a reset.
+        // The stream ends early, either in an orderly way or by a reset.
         slow.stream.read_exact(&mut whole).is_err()
     };
     let count = slow.iter_mut().map(closed).filter(|closed| *closed).count();

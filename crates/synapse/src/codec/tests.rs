@@ -87,7 +87,7 @@ fn a_header_out_of_range_is_a_clear_error() {
             patched(good.clone(), 28, &u32::MAX.to_le_bytes()),
             FrameError::TooLong { name: "a payload", length: u64::from(u32::MAX), limit: 64 },
         ),
-        // The name becomes an extension area that does not add up.
+        // In the first case, the name becomes an extension area whose lengths do not add up.
         ("extensions", patched(patched(good.clone(), 21, &[0]), 24, &[4]), FrameError::Extensions),
     ];
     for (what, bytes, error) in cases {
@@ -270,7 +270,7 @@ fn a_request_that_makes_no_sense_is_invalid() {
     let removal = bytes_of(&Request::RemoveNamespace(object("x").namespace, DirtyData::Refuse), false);
     let copy = Request::Change(CopyRequest::new(object("a"), object("b")).if_from_version(Version(1)).into());
     let copy = bytes_of(&copy, false);
-    // The name's byte goes to the target's name.
+    // In the first case, the byte of the name becomes part of the target's name.
     let cases: Vec<(&str, Vec<u8>)> = vec![
         ("no name", with_checksums([&read[..20], &[2, 0], &read[22..106]].concat())),
         ("no namespace", with_checksums([&read[..20], &[0, 1], &read[22..105]].concat())),

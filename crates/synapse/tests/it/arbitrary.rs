@@ -19,7 +19,8 @@ proptest! {
     ) {
         let mut bytes = vec![1];
         bytes.extend_from_slice(&header);
-        // Half of the fields are zero, because otherwise almost none is within its range.
+        // Half of the fields are zero, because a random value is almost never within its field's
+        // range.
         for at in 0..HEADER_BYTES {
             if keep >> (at % 64) & 1 == 0 {
                 bytes[1 + at] = 0;

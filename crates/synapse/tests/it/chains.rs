@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 /// A server, the layers below it, and a client, all in this process.
 struct Chain {
     runtime: Runtime,
-    // Ends with the chain.
+    // The servers end together with the chain.
     _servers: Vec<Server>,
     top: Arc<dyn Blocker>,
 }

@@ -125,7 +125,7 @@ fn namespaces_are_listed_changed_and_removed_as_at_the_backend() {
     let client = host.client();
     host.runtime.block_on(async {
         let control = client.control();
-        // Long names, so that the answer needs more than one page.
+        // The names are so long that the listing needs more than one page.
         let name = |number: u64| Namespace::new(format!("{number:0>250}")).unwrap();
         for number in 0..1200 {
             let mut settings = quota(number);

@@ -21,17 +21,18 @@ thread_local! {
     static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-// SAFETY: hands every call on to the system's allocator, unchanged.
+// SAFETY: every call is forwarded unchanged to the system's allocator, which fulfils the trait's
+// contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // A thread that is ending has no counter.
         let _ = COUNT.try_with(|count| count.set(count.get().map(|count| count + 1)));
-        // SAFETY: the caller's own promise.
+        // SAFETY: the caller's obligations are those of System.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's own promise.
+        // SAFETY: the caller's obligations are those of System.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -132,7 +133,7 @@ fn a_small_read_allocates_nothing() {
             raw.frame();
         };
         (1..20).for_each(&mut round);
-        // Reading the count allocates a little too, which is measured and subtracted.
+        // Reading the count also allocates a little, which is measured and subtracted.
         let idle = count();
         let asking = count() - idle;
         let before = count();
@@ -190,7 +191,7 @@ fn a_call_of_the_client_allocates_no_more_than_its_reply() {
     config.connections = 1;
     let disk = object("disk/0001");
     let payload = Bytes::from(vec![3; 4096]);
-    // A runtime on this thread, so that all of the client's work is done and counted here.
+    // The runtime uses this thread, so that all of the client's work is done and counted here.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = SynapseBlocker::connect(config).await.unwrap();
@@ -237,14 +238,14 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
         let copied = server.metric("synapse_copied_bytes_total");
-        // The first payload was not expected, so it fills a buffer. For each of the others, the
+        // The first payload was not expected, so it fills a buffer. Of each other payload, the
         // bytes of one short read are copied.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
 
-        // Consecutive requests without a pause: each payload is followed by the next head, and
-        // nothing more. If the socket was empty in between, a short read gets the head and some of
-        // the payload.
+        // The client sends four consecutive requests without a pause. After a payload only the next
+        // head is read; if the socket was empty in between, a short read returns that head and a
+        // part of its payload.
         let pipelined = (0..4).map(|slot| request_bytes(id(slot, rounds + 1), &write));
         let all: Vec<u8> = pipelined.flatten().collect();
         raw.send(|out| *out = all);

@@ -180,7 +180,7 @@ fn after_the_server_has_died_the_outcome_is_unknown_and_never_guessed() {
                 [] => unknown_not_done += 1,
                 _ => panic!("{plan:?}: applied {applied:?}"),
             },
-            // Nothing was sent, so nothing may be written.
+            // The request was never sent, so nothing may be written.
             (Err(Error::Retryable(_)), applied) => assert_eq!(applied, [], "{plan:?}"),
             (Err(error), _) => panic!("{plan:?}: {error:?}"),
         }
@@ -228,7 +228,7 @@ async fn forgotten(environment: &Environment) -> Result<(), Error> {
     let call = tokio::spawn(first.write(write(A)).into_future());
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(environment.applied(), [A]);
-    // While the first is disconnected, another one takes the only place.
+    // While the first client is disconnected, another one takes the only place.
     let second = environment.server.client().await;
     settled(|| second.write(write(B))).await.expect("a write");
     drop(second);
@@ -299,8 +299,8 @@ fn at_its_deadline_a_sent_change_has_an_unknown_outcome() {
         assert!(matches!(outcome, Err(Error::OutcomeUnknown(_))), "{outcome:?}");
         let took = start.elapsed();
         assert!(took >= Duration::from_secs(1) && took < Duration::from_millis(1_005), "{took:?}");
-        // Another write succeeds on another connection, and stays: the old connection's bytes have
-        // no effect.
+        // Another write succeeds on a new connection and stays in effect: the bytes of the old
+        // connection have no effect.
         settled(|| client.write(write(B))).await.expect("a write");
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert_eq!(read_value(&client).await, B);
@@ -318,7 +318,7 @@ fn a_request_that_was_never_sent_is_never_executed() {
         let deadline = environment.clock.now() + Duration::from_secs(2);
         let outcome = client.write(write(A).deadline(deadline)).await;
         assert!(matches!(outcome, Err(Error::DeadlinePassed)), "{outcome:?}");
-        // A call whose caller disappeared before there was a connection.
+        // The caller of this request disappeared before there was a connection.
         let gone = tokio::time::timeout(Duration::from_secs(1), client.write(write(B)).into_future()).await;
         assert!(gone.is_err(), "{gone:?}");
         environment.server.start();

@@ -22,7 +22,7 @@ use crate::support::net::tcp::TcpRelay;
 /// An instance of the server, and the process around its backend.
 struct Instance {
     backend: Arc<Mortal>,
-    // Listens as long as it exists.
+    // The server listens as long as this value exists.
     _server: Server,
     address: SocketAddr,
 }
@@ -103,7 +103,7 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
         let outcomes = run(&backends, &workload, clock).await;
         drop(backends);
         reaper.abort();
-        // The last server is killed, so that nothing more can be applied.
+        // Once the last server has been killed, nothing more can be applied.
         if let Some(instance) = instance.lock().take() {
             instance.backend.die();
         }

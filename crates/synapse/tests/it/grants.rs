@@ -160,7 +160,7 @@ fn clients_that_need_more_than_there_is_are_served_in_turn() {
                 for round in 0..3_u8 {
                     let name = object(&format!("{number}"));
                     let write = client.write(WriteRequest::new(name.clone(), 0, vec![round; 1 << 20]));
-                    // A second one waits behind it.
+                    // A second request waits behind the large one.
                     let (write, small) = tokio::join!(
                         write.into_future(),
                         client.write(WriteRequest::new(object("small"), 0, b"x")).into_future()
@@ -191,7 +191,7 @@ fn a_client_that_answers_a_grant_wrongly_or_not_at_all_is_closed() {
         let mut first = Raw::welcomed(&server, 0, Features::CREDIT, u64::MAX).await;
         let before = first.welcome.credits.bytes;
         let _second = Raw::welcomed(&server, 1, Features::CREDIT, u64::MAX).await;
-        // Until it has answered, it may use its old grant.
+        // Until the client has answered, it may use its old grant.
         let frame = first.frame().await;
         let bytes = parse(&frame).unwrap().header.length;
         assert!(bytes < before, "{bytes} after {before}");
@@ -203,13 +203,13 @@ fn a_client_that_answers_a_grant_wrongly_or_not_at_all_is_closed() {
         };
         first.send(|out| out.extend_from_slice(&read(0))).await;
         assert_eq!(parse(&first.frame().await).unwrap().header.status, Status::Missing);
-        // An answer to a grant that was not announced.
+        // The client accepts a grant that was not announced.
         first.send(|out| encode_credit(out, bytes + 1, true)).await;
         let goodbye = first.frame().await;
         let head = parse(&goodbye).unwrap();
         let why = decode_goodbye(&head.header, &goodbye[head.head_bytes..]).to_string();
         assert!(why.contains("a grant that it was not given"), "{why}");
-        // A client that sends pings, but does not answer.
+        // This client sends pings, but no responses.
         drop((first, _second));
         let mut silent = Raw::welcomed(&server, 2, Features::CREDIT, u64::MAX).await;
         let _other = Raw::welcomed(&server, 3, Features::CREDIT, u64::MAX).await;

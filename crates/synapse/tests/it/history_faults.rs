@@ -62,7 +62,7 @@ fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
         }
         let outcomes = run(&backends, &workload, clock).await;
         let replays = server.metric("synapse_replays_total");
-        // Dropped calls may still be applied.
+        // Operations whose calls were dropped may still be applied.
         drop(backends);
         tokio::time::sleep(Duration::from_secs(120)).await;
         let hits = kinds.iter().map(|&kind| (kind, server.sim.hits().of(kind))).collect();
@@ -101,7 +101,7 @@ fn with_final_read(run: &Run, number: usize, history: &[Operation]) -> Vec<Opera
     let end = history.iter().map(|o| o.called.max(if o.answered == u64::MAX { 0 } else { o.answered })).max();
     let end = end.unwrap_or(0);
     let action = Action::Read(run.ledger.value(&register(number)));
-    // If the history already has the maximum length, its last read serves instead.
+    // If the history already has its maximum length, its last read serves as the final read.
     if history.len() < crate::support::history::check::OPERATIONS_MAX {
         history.push(Operation { client: 0, action, called: end + 1, answered: end + 2 });
     }

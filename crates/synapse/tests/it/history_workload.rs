@@ -31,7 +31,7 @@ fn play(workload: &Workload, wrap: Wrap) -> (Outcomes, Arc<Ledger>) {
         let slow = Faulty::new(wrap(Arc::clone(&ledger) as _), plan, Arc::new(clock));
         let backends = vec![Arc::new(slow) as Arc<dyn Blocker>; CLIENTS_MAX];
         let outcomes = run(&backends, workload, clock).await;
-        // Dropped calls may still be applied.
+        // Operations whose calls were dropped may still be applied.
         tokio::time::sleep(Duration::from_secs(60)).await;
         (outcomes, ledger)
     })
@@ -89,7 +89,7 @@ fn every_broken_promise_is_detected() {
                 by_ledger += usize::from(compare(&applied, history).is_err());
             }
         }
-        // Each check detects it in most of sixteen histories.
+        // Each of the two checks detects the violation in most of sixteen histories.
         assert!(by_order >= 9 && by_ledger >= 9, "{promise:?}: {by_order} by order, {by_ledger} by ledger");
     }
 }

@@ -61,7 +61,7 @@ fn a_client_that_receives_nothing_is_closed_and_costs_no_more_than_its_grant() {
         .unwrap();
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let read = Request::Read(ReadRequest::new(object("o"), 0, 4 << 20));
-    // Answers beyond the sockets' buffers wait, and the server stops reading.
+    // Responses that exceed the sockets' buffers wait, and the server stops reading.
     for slot in 0..4 {
         raw.request(id(slot, 1), &read);
     }
@@ -75,7 +75,7 @@ fn a_client_that_receives_nothing_is_closed_and_costs_no_more_than_its_grant() {
 
 #[test]
 fn a_client_detects_that_its_server_is_silent_and_connects_again() {
-    // A server that sends nothing after its welcome.
+    // This server sends nothing after its welcome.
     let listener = Arc::new(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     let address = Address::Tcp(listener.local_addr().unwrap().to_string());
     let welcomes = |is_resumed| {
@@ -156,10 +156,10 @@ fn every_call_returns_at_its_deadline() {
     let read = host.runtime.spawn(read.into_future());
     let other = host.runtime.spawn(client.read(ReadRequest::new(object("o"), 0, 1)).into_future());
     until("all three are under way", || backend.begun.load(Ordering::SeqCst) == 3);
-    // There is no slot left for this one.
+    // This request finds no free slot.
     let waits = client.write(WriteRequest::new(object("o"), 0, b"y").deadline(deadline));
     let waits = host.runtime.spawn(waits.into_future());
-    // Only up to the deadline, so that the connection does not time out meanwhile.
+    // The clock advances only up to the deadline, so that the connection does not time out.
     clock.advance(Duration::from_secs(2));
     until("the deadline has passed", || write.is_finished() && read.is_finished() && waits.is_finished());
     assert!(host.runtime.block_on(write).unwrap().unwrap_err().is_ambiguous());
@@ -241,7 +241,7 @@ fn what_the_server_knows_at_the_deadline_of_a_call_reaches_its_caller_in_time() 
     let own = write().deadline(clock.now() + Duration::from_secs(2));
     let writes = [write(), own].map(|write| host.runtime.spawn(client.write(write).into_future()));
     until("both are under way", || backend.begun.load(Ordering::SeqCst) == 2);
-    // A quarter of a second remains for the answer, and does not pass here.
+    // The remaining quarter of a second does not pass here, so the response is in time.
     clock.advance(Duration::from_millis(1750));
     for write in writes {
         let why = host.runtime.block_on(write).unwrap().unwrap_err();

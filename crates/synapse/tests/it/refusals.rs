@@ -185,12 +185,12 @@ fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
 #[test]
 fn breaking_the_rules_of_slots_and_credits_closes_the_connection() {
     let host = Host::new(Kind::Tcp, crate::support::host::Gated::new(), ServerConfig::default());
-    // A slot that is already in use.
+    // The second request uses a slot that is already in use.
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     raw.request(id(0, 1), &read(4));
     raw.request(id(0, 2), &read(4));
     assert!(raw.frame().goodbye().to_string().contains("in use"));
-    // More bytes than were granted.
+    // The request has more bytes than were granted.
     let mut wanted = hello(1);
     wanted.credits.bytes = 1;
     let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
@@ -254,14 +254,14 @@ fn a_handshake_must_be_complete_and_in_time() {
     let mut raw = Raw::new(&host.address);
     raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &Attached::default()));
     assert!(raw.frame().goodbye().to_string().contains("lacks a session"));
-    // A request for TLS, which this version does not support.
+    // The client requests TLS, which this version does not support.
     let mut raw = Raw::new(&host.address);
     let mut writer = Writer::default();
     writer.put(kind::TLS, b"");
     let attached = Attached { extension: writer.bytes(), ..Attached::default() };
     raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &attached));
     assert!(raw.frame().goodbye().to_string().contains("critical extension"));
-    // A client that sends nothing.
+    // This client sends nothing.
     let mut raw = Raw::new(&host.address);
     crate::support::host::until("the server waits for a hello", || clock.next_timer().is_some());
     let give_up = std::time::Instant::now() + Duration::from_secs(60);
@@ -403,7 +403,7 @@ fn a_server_whose_proof_is_wrong_is_refused() {
 fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let secret = b"correct horse battery";
     let host = with_secret(secret);
-    // Without the proof, no request is answered.
+    // Without a proof of the secret, no request is answered.
     let mut raw = Raw::new(&host.address);
     raw.send(|out| hello(0).encode(out));
     let challenge = raw.frame();
@@ -411,7 +411,7 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     assert!(!challenge.bytes.windows(secret.len()).any(|window| window == secret));
     raw.request(id(0, 1), &read(4));
     assert!(raw.frame().goodbye().to_string().contains("instead of Prove"));
-    // Every challenge is different.
+    // The server's challenge is different for every connection.
     let mut again = Raw::new(&host.address);
     again.send(|out| hello(0).encode(out));
     let second = again.frame();

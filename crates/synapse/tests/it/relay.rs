@@ -146,7 +146,7 @@ async fn between_sockets_a_cut_comes_after_its_byte_too() {
     let mut profile = Profile::rough(11, &[Kind::Cut]);
     profile.permille = 1000;
     let relay = TcpRelay::start(listener.local_addr().unwrap(), profile.clone()).await.unwrap();
-    // First a proper end, then a reset.
+    // The first connection ends properly, the second one with a reset.
     for number in 0..2 {
         let plan = profile.draw(number);
         let first = |direction: &Direction| direction.faults[0].0;
@@ -154,7 +154,7 @@ async fn between_sockets_a_cut_comes_after_its_byte_too() {
         let (mut server, _) = listener.accept().await.unwrap();
         let sent = client.write_all(&vec![1; 1 << 20]).await;
         let mut received = Vec::new();
-        // A reset may overtake the bytes, so an error is an end too.
+        // A reset may overtake the bytes, so an error also counts as the end.
         let ended = server.read_to_end(&mut received).await;
         let limit = first(&plan.up);
         assert!(received.len() as u64 <= limit, "{sent:?} {ended:?}");

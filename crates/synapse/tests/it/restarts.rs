@@ -62,10 +62,11 @@ fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
         assert!(content(&*store, object("o")).await == payload, "what was acknowledged is not stored");
         let can = client.capabilities();
         assert_eq!((can.request_bytes_max, can.list_entries_max), (8192, 7));
-        // Reads are split into smaller pieces too.
+        // The client splits reads into smaller pieces too.
         front.invalidate(InvalidateRequest::new(Scope::All)).await.unwrap();
         assert!(content(&front, object("o")).await == payload);
-        // Then larger ones again, with larger limits than ever.
+        // Then the server accepts larger requests again, with higher limits than at any time
+        // before.
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8 << 20, 1000));
         server.restart().await;
         front.write(WriteRequest::new(object("p"), 0, payload.clone())).await.unwrap();
@@ -171,7 +172,8 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
         let full = |name| client.write_full(WriteFullRequest::new(object(name), b"cached"));
         let flush = |scope| client.flush(FlushRequest::new(scope));
         assert_eq!(full("before").await.unwrap().durability, Durability::Cached);
-        // Twice, so that the client hears of the first restart only after the second.
+        // The server restarts twice, so that the client learns of the first restart only after the
+        // second.
         planned_restart(&server, &*store).await;
         planned_restart(&server, &*store).await;
         flush(Scope::All).await.unwrap();
@@ -180,7 +182,8 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
         assert!(lost(flush(Scope::All).into_future().await));
         assert!(lost(flush(Scope::Object(object("after"))).into_future().await));
         flush(Scope::Object(object("before"))).await.unwrap();
-        // A later instance's proper end does not make up for data that an earlier one lost.
+        // An orderly end of a later instance does not make up for data that an earlier instance has
+        // lost.
         planned_restart(&server, &*store).await;
         assert!(lost(flush(Scope::All).into_future().await));
         full("after").await.unwrap();
@@ -322,7 +325,7 @@ fn reserved_namespaces_are_hidden_from_clients_and_refused_to_them() {
             control.remove_namespace(own.clone(), DirtyData::Discard),
         );
         assert_eq!(control.namespaces().await.unwrap(), std::slice::from_ref(&other.namespace));
-        // A server whose store is this one keeps its record there.
+        // If a server's own store is this one, the server keeps its record there.
         let mut config = client_config(&server);
         config.is_server = true;
         let front = server.client_with(config).await;
@@ -385,7 +388,7 @@ fn a_store_in_memory_that_comes_back_without_anything_is_accepted_and_reported()
             assert_eq!(emptied, 1, "round {round}");
             write("dirty").await.unwrap();
         }
-        // A store that survives a power loss cannot have been emptied, so another identity means
+        // A store that survives a power loss cannot have become empty, so another identity means
         // another store.
         let mut can = store.capabilities();
         can.survives = Survives::PowerLoss;

@@ -35,7 +35,7 @@ fn a_repeated_change_is_executed_once() {
     }
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
     assert_eq!(host.server.metric("synapse_replays_total"), 2);
-    // The slots of another session are independent.
+    // Slots of different sessions are independent.
     let (mut other, welcome) = Raw::welcomed(&host.address, &hello(1));
     assert!(!welcome.is_resumed);
     other.request(id(0, 1), &write(1));
@@ -176,7 +176,7 @@ fn cancelled_means_that_nothing_was_changed() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
-    // The backend has started it, and may have executed it.
+    // The backend has started the request, and may have executed it.
     raw.request(id(0, 1), &write(1));
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     raw.send(|out| encode_cancel(out, id(0, 1)));
@@ -187,7 +187,7 @@ fn cancelled_means_that_nothing_was_changed() {
     until("the read is under way", || backend.begun.load(Ordering::SeqCst) == 2);
     raw.send(|out| encode_cancel(out, id(0, 2)));
     assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
-    // A request whose cancellation arrives before it.
+    // The cancellation of this request arrives before the request itself.
     raw.send(|out| encode_cancel(out, id(1, 1)));
     assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
     raw.request(id(1, 1), &write(2));
@@ -253,7 +253,7 @@ fn made_by_the_next(place: &Address, is_late: bool) {
     // The server runs only during this call, and is paused in between.
     let drive = |runtime: tokio::runtime::Runtime, stop: tokio::sync::oneshot::Receiver<()>| {
         std::thread::spawn(move || {
-            // This ends with an error when the other half is dropped.
+            // The wait ends with an error when the other half of the channel is dropped.
             let _ = runtime.block_on(stop);
             runtime
         })

@@ -96,7 +96,7 @@ fn a_client_finds_the_host_that_serves_and_all_its_connections_stay_there() {
             tokio::time::sleep(TIMEOUT).await;
             let other = 1 - serving;
             assert_eq!([pair.open_connections(serving), pair.connections(other)], [3, 0]);
-            // It goes with the host that takes over, and does not return to the first one.
+            // The client moves to the host that takes over, and does not return to the first one.
             pair.take_over(serving);
             assert_eq!(client.read(read("o")).await.unwrap().data.to_vec(), b"content");
             tokio::time::sleep(TIMEOUT).await;
@@ -129,8 +129,8 @@ fn a_host_that_accepts_connections_and_does_not_answer_counts_as_failed() {
         let connect_timeout = pair.config().connect_timeout;
         assert!(start.elapsed() < connect_timeout * 2, "{:?}", start.elapsed());
         client.write(write("o")).await.unwrap();
-        // The host that serves stops, and the other one answers again: the client leaves the silent
-        // one without another attempt at it.
+        // The serving host stops, and the other one answers again: the client leaves the silent
+        // host without another attempt to reach it.
         pair.hosts[0].start();
         let before = pair.connections(1);
         pair.hosts[1].sim.kill_server();
@@ -181,7 +181,7 @@ fn names_that_do_not_resolve_and_closed_ports_are_passed_over() {
     };
     let client = host.client_with(config(format!("no..name:1,{closed},{}", host.address)));
     host.runtime.block_on(client.write(write("o")).into_future()).unwrap();
-    // If none can be reached, the error names each.
+    // If no host can be reached, the error names each of them.
     let connecting = SynapseBlocker::connect(config(format!("no..name:1,{closed}")));
     let error = host.runtime.block_on(connecting).map(drop).unwrap_err();
     let Error::Retryable(text) = &error else { panic!("{error}") };
@@ -206,7 +206,7 @@ fn when_a_host_dies_queries_go_to_the_next_one_and_the_outcome_of_sent_changes_i
         tokio::time::sleep(TIMEOUT).await;
         pair.hosts[0].kill();
         tokio::time::sleep(TIMEOUT).await;
-        // Begun while no host serves.
+        // This request begins while no host serves.
         let later = tokio::spawn(client.write(write("later")).into_future());
         tokio::time::sleep(TIMEOUT).await;
         slow.resume();
@@ -236,7 +236,7 @@ fn without_a_host_a_call_fails_at_its_deadline_and_not_before() {
         assert_eq!(outcome, Err(Error::DeadlinePassed));
         let took = start.elapsed();
         assert!(took >= limit && took < limit + Duration::from_millis(5), "{took:?}");
-        // Both were tried again and again meanwhile.
+        // In the meantime, the client tried both hosts repeatedly.
         let refused = |host: usize| pair.hosts[host].sim.hits().refused.load(Ordering::Relaxed);
         assert!(refused(0) > 5 && refused(1) > 5, "{} {}", refused(0), refused(1));
     });
@@ -271,7 +271,7 @@ fn writes_that_a_host_took_with_it_fail_flushes_at_the_next_one_unless_it_ended_
                 Err(Error::WritesLost(_)) => assert!(!is_in_order, "round {round}"),
                 Err(error) => panic!("round {round}: {error}"),
             }
-            // What is written again is no longer lost.
+            // Data that are written again no longer count as lost.
             full("o").await.unwrap();
             flush().await.unwrap();
         }

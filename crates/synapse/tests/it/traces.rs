@@ -34,7 +34,7 @@ fn the_context_of_a_trace_crosses_the_wire() {
     traced.call.trace = Some(root.context());
     host.runtime.block_on(async {
         client.write(untraced).await.unwrap();
-        // Together with another extension. The outcome is an error, but does not count as a
+        // The request also has another extension. Its outcome is an error that does not count as a
         // failure.
         client.copy(traced).await.unwrap_err();
     });

@@ -125,7 +125,7 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
             store.display()
         )
     };
-    // Nothing is stored because of its age, so the shutdown must store it.
+    // The age limit never triggers a flush, so the shutdown must store the data.
     let cache = "[objects]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
     let daemon = Daemon::start(dir.path(), &text(cache));
     let client = daemon.client();
@@ -135,7 +135,7 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
     assert_eq!(policy.write, WriteMode::Back);
     let metrics = block_on(client.control().metrics()).unwrap();
     let dirty = metrics.number("cache_dirty_bytes").expect("the cache's metrics").to_u64();
-    // Whole buckets, and the cache's count for the object's new end.
+    // The count consists of whole buckets, and of one unit for the object's new end.
     assert!(dirty >= 100_000 && dirty <= 100_000_u64.next_multiple_of(4096) + 4096, "{dirty:?}");
     drop(client);
     let (status, log) = daemon.end();
@@ -218,7 +218,7 @@ fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_ke
     let text = "backend = { kind = \"file\", create = true, path = \"/proc/no/such\" }\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
     assert!(error.contains("backend.path: /proc/no/such does not exist and cannot be created"), "{error}");
-    // An address already in use.
+    // The address is already in use.
     let daemon = Daemon::start(dir.path(), "backend = \"memory:\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"memory:\"\n[synapse]\nlisten = [\"{}\"]\n", daemon.address);
     let error = fails(dir.path(), &text, &[], 71);
@@ -265,7 +265,7 @@ fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
 #[test]
 fn a_second_signal_ends_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    // A store that is unavailable during the whole shutdown.
+    // The store is unavailable during the whole shutdown.
     let below = Daemon::start(dir.path(), "backend = \"memory:\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"synapse:{}\"\n{BACK}shutdown_flush_secs = 86400\n", below.address);
     let mut daemon = Daemon::start(dir.path(), &text);

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: Arguments) -> ExitCode {
     match outcome {
         Ok(report) if report.is_good() => {
             println!("{report}");
-            // After a successful run its files are not needed.
+            // After a successful run the run's files are not needed.
             let _ = std::fs::remove_dir_all(&directory);
             ExitCode::SUCCESS
         }

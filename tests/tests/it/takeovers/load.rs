@@ -306,7 +306,7 @@ impl Shared {
             0 => Scope::Object(register.id.clone()),
             _ => Scope::Namespace(register.id.namespace.clone()),
         };
-        // Only this task writes the register.
+        // Only this task writes to the register.
         let (value, _) = *lock(&register.acknowledged);
         match client.flush(FlushRequest::new(scope)).await {
             Ok(reply) if reply.durability >= Durability::Stored => {
@@ -403,7 +403,8 @@ fn answers_of_two_hosts_at_a_time_are_noticed() {
     let start = Instant::now();
     let at = |ms| start + Duration::from_millis(ms);
     let answer = |host, asked, answered| (host, at(asked), at(answered));
-    // One takeover; a request that began before it was answered late.
+    // The first history has one takeover: the old leader answered late a request that began before
+    // the takeover.
     assert_eq!(changes(&mut [answer(0, 0, 1), answer(0, 2, 9), answer(1, 5, 6), answer(1, 10, 11)]), 1);
     assert_eq!(changes(&mut [answer(0, 0, 1), answer(1, 2, 3), answer(0, 4, 5), answer(1, 6, 7)]), 3);
 }

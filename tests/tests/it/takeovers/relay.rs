@@ -39,7 +39,7 @@ impl Relay {
                 if of_thread.has_ended.load(Ordering::SeqCst) {
                     return;
                 }
-                // Refused connections end here as well.
+                // This loop also ends if a connection is refused.
                 let Ok(client) = client else { continue };
                 if let Ok(server) = TcpStream::connect(server) {
                     connect(&of_thread, client, server);
@@ -71,7 +71,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.state.has_ended.store(true, Ordering::SeqCst);
-        // The thread waits for a connection.
+        // The connection wakes the thread, which waits for one.
         drop(TcpStream::connect(self.address));
     }
 }
@@ -86,7 +86,7 @@ fn connect(state: &Arc<State>, client: TcpStream, server: TcpStream) {
         let state = Arc::clone(state);
         std::thread::spawn(move || {
             pump(&state, direction, &source, &sink);
-            // Either may be closed already.
+            // Either socket may have been closed already.
             let _ = source.shutdown(Shutdown::Both);
             let _ = sink.shutdown(Shutdown::Both);
         });
@@ -96,7 +96,7 @@ fn connect(state: &Arc<State>, client: TcpStream, server: TcpStream) {
 /// Forwards one direction until it ends.
 fn pump(state: &State, direction: usize, mut source: &TcpStream, mut sink: &TcpStream) {
     let mut chunk = vec![0; CHUNK_BYTES];
-    // The number of repairs when the first byte was dropped.
+    // This is the number of repairs at the time when the first byte was dropped.
     let mut dropped_at = None;
     loop {
         let repairs = state.repairs.load(Ordering::SeqCst);

@@ -16,7 +16,7 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
     if is_memcached() {
         return;
     }
-    // The wait for a blocked thread is limited.
+    // The wait for a blocked thread is limited in time.
     for (fault, limit_secs) in [("kill:go", 120), ("stall:go", 4)] {
         let memory = memory_directory();
         let args = format!("-t 2 --debug-clock -e {}", memory.path().join("memory").display());
@@ -32,7 +32,7 @@ fn a_process_that_has_given_the_memory_away_serves_no_more() {
         let (mut failed, deadline) = (server.failures(), Instant::now() + DEADLINE);
         server.signal(libc::SIGUSR2);
         let mut acknowledged = 0u64;
-        // The loop ends with the connection.
+        // The loop ends when the connection does.
         loop {
             counting.send(b"incr counter 1\r\n");
             let Some(line) = counting.try_read_line() else { break };
@@ -92,7 +92,7 @@ fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
     let mut server = Upgradable::start("-m 64 --debug-clock", "");
     server.use_script("CACHED_FAULT=slow:ready exec $REAL \"$@\"");
     server.signal(libc::SIGUSR2);
-    // Then the old process is paused while the new one is slow.
+    // While the new process is slow, a shutdown request arrives at the old one.
     wait_for("the new process", || server.log().contains("prepared to take over").then_some(()));
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait_exit(), 0);

@@ -91,17 +91,17 @@ fn connections_go_on_where_they_were() {
     let (mut binary, mut swallow, mut watcher) = (connect(&server), connect(&server), connect(&server));
     let items = Items::store(&mut idle);
     idle.ask(b"verbosity 1\r\n", b"OK\r\n");
-    // A binary no-op without its last byte.
+    // The request is a binary no-op without its last byte.
     let noop = [&[0x80, 10][..], &[0; 22]].concat();
     binary.send(&noop[..23]);
-    // The beginning of a value.
+    // The client sends the beginning of a value.
     within.send(b"set within 5 0 10\r\nhello");
-    // A value that is too large, whose end is discarded.
+    // The value is too large, so its end is discarded.
     swallow.send(format!("set large 0 0 {}\r\n", 2 << 20).as_bytes());
     swallow.expect(b"SERVER_ERROR object too large for cache\r\n", "a value that is too large");
     swallow.send(&vec![b'x'; 1 << 20]);
     watcher.ask(b"watch connevents\r\n", b"OK\r\n");
-    // A value that is received directly into its item, and whose rest does not arrive.
+    // The value is received directly into its item, and its end does not arrive.
     stalled.send(b"set stalled 0 0 100000\r\nbeginning");
     wait_for("what was sent", || {
         let mut conn = connect(&server);
@@ -132,7 +132,7 @@ fn connections_go_on_where_they_were() {
     stalled.expect_closed("a value that does not come");
     watcher.read_to_end();
     assert!(server.log().contains("connections whose requests do not end are closed"), "{}", server.log());
-    // Two upgrades, with new connections, too.
+    // The second upgrade follows with new connections as well.
     server.upgrade();
     items.check(&mut idle, "after the second upgrade");
     items.check(&mut connect(&server), "a new connection");
@@ -331,7 +331,7 @@ fn the_old_process_goes_on_if_the_new_one_fails() {
         failing.server.configure(&text);
         failing.fail(what, "it has ended");
     }
-    // The new process's last log lines may arrive after its end is known.
+    // The new process's last log lines may arrive after its end has been detected.
     let log = || failing.server.log();
     wait_for("the reason", || log().contains("the settings have changed").then_some(()));
     failing.server.configure(&failing.configuration);

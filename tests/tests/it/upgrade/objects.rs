@@ -148,7 +148,7 @@ fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
 fn write_over_http(address: &str, object: &str, acknowledged: &AtomicU64, is_over: &AtomicBool) {
     let (mut sent, mut last, mut client) = (0_u64, 0, None);
     while !is_over.load(Ordering::SeqCst) {
-        // No process listens while the store passes from one to the other.
+        // While the store passes from one process to the other, neither process listens.
         let Some(open) = client.as_mut() else {
             client = Client::open(address).ok();
             if let Some(got) = client.as_mut().and_then(|open| open.ask(&format!("GET {object}"), "", b"")) {

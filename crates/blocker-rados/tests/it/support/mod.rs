@@ -66,7 +66,7 @@ impl Cluster {
     /// If it fails.
     pub(crate) fn dev(&self, command: &str, arguments: &[&str]) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
-        // Into a file, because the daemons keep the script's output open.
+        // The output goes to a file, because the daemons keep the script's descriptors open.
         let log = self.dir.with_extension("log");
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let status = Command::new(script)

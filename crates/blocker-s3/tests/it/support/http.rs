@@ -329,7 +329,7 @@ fn serve(connection: &TcpStream, state: &(Mutex<State>, Condvar)) -> Option<()> 
 /// answer.
 fn forward(upstream: &str, asked: &Asked) -> Option<Vec<u8>> {
     let mut connection = TcpStream::connect(upstream).ok()?;
-    // Each request has its own connection: the end of the answer is the end of the connection.
+    // Each request has its own connection: the end of the response is the end of the connection.
     let (line, headers) = asked.head.split_once("\r\n")?;
     let headers = headers.split("\r\n").filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
     let head = std::iter::once(line).chain(["Connection: close"]).chain(headers).collect::<Vec<_>>();

@@ -113,7 +113,7 @@ async fn race(plain: &Plain, is_create: bool) -> String {
         let condition = if is_create {
             ("if-none-match", "*".to_owned())
         } else {
-            // As the store sends it back if the server compares it that way.
+            // The store sends the ETag back in this form if the server compares it that way.
             let etag = plain.put(&key, &[]).await.etag;
             let bare = etag.trim_matches('"').to_owned();
             let quoted = plain.put(&key, &[("if-match", &etag)]).await;

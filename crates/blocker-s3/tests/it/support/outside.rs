@@ -89,7 +89,7 @@ fn install_moto() -> Result<PathBuf, String> {
     let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/requirements.txt");
     let wanted = std::fs::read(requirements).map_err(|error| error.to_string())?;
     let (programs, done) = (environment.join("bin"), environment.join("installed.txt"));
-    // This file is written last, so that an interrupted installation is repeated.
+    // This file is written last, so that an interrupted installation starts again.
     if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(programs);
     }
@@ -129,7 +129,7 @@ fn listens(process: u32, port: u16) -> bool {
     let (ends_with, mut inodes) = (format!(":{port:04X}"), Vec::new());
     for line in sockets.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // Address, state (0A: listening), inode.
+        // The fields are the address, the state (0A: listening) and the inode.
         if let [_, local, _, "0A", .., _] = fields[..]
             && local.ends_with(&ends_with)
         {
@@ -296,7 +296,7 @@ impl HttpConnector for Plain {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         let connector =
             cached_http::Route::new(PATIENCE).with_tls(cached_tls::client::no_authorities(), true);
-        // A connection ends with the runtime of its request.
+        // The connections end with the runtime of their request.
         let mut settings = cached_http::builder();
         settings.pool_max_idle_per_host(0);
         Ok(HttpClient::new(PlainClient(cached_http::Client::new(&settings, connector))))
@@ -319,7 +319,7 @@ impl HttpService for PlainClient {
 /// Runs a `ceph-dev` command on a cluster. The error is its output.
 fn ceph_dev(cluster: &Path, command: &str, arguments: &[&str]) -> Result<(), String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
-    // Into a file, because the daemons keep the script's output open.
+    // The output goes to a file, because the daemons keep the script's descriptors open.
     let log = cluster.with_extension("log");
     let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
     let status = Command::new(script)
@@ -342,8 +342,8 @@ impl Drop for Outside {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            // Also after a failure: the daemons outlive this process, and their directory
-            // identifies them.
+            // The cluster is also ended after a failure: its daemons outlive this process, and
+            // their directory identifies them.
             Process::Ceph(cluster) => match ceph_dev(cluster, "down", &["--wipe"]) {
                 Err(why) if !std::thread::panicking() => panic!("{why}"),
                 _ => {}

@@ -111,7 +111,7 @@ pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3S
             Err(error) => panic!("{context}: {error}"),
         };
         assert!(possible[which].contains(&found), "{context}: it is something else");
-        // A read decides which one it is.
+        // The read decides which of the possible contents is present.
         possible[which] = vec![found];
     }
     server.heal();
@@ -128,8 +128,7 @@ pub(crate) fn nothing_is_lost_or_made_up(server: &Double, open: &dyn Fn() -> S3S
         "seed {seed}: {failed} refused, {} repeated",
         store.families().number("s3_requests_repeated_total").unwrap().to_u64()
     );
-    // Background requests have ended with their store, except for those that the server has
-    // received.
+    // Background requests end with their store, except those that the server has already received.
     drop(store);
     server.wait_idle();
     block_on(other.sweep(Duration::ZERO)).unwrap();

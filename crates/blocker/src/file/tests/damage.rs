@@ -107,7 +107,8 @@ fn every_flipped_bit_is_borne_and_found() {
             assert_eq!(report.damaged > 0, matters, "{what}: {findings}");
             let store = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
             let found = is_whole(&store, &what);
-            // After damage to the superblock every version is new; otherwise versions stay.
+            // After damage to the superblock every version is new; otherwise versions do not
+            // change.
             let is_superblock = path.ends_with("superblock");
             assert_eq!(found == versions, !is_superblock, "{what}");
             drop(store);
@@ -218,7 +219,8 @@ fn claims_are_missed() {
 fn rebuilt_claims_are_above_the_highest_stamp_wherever_that_is() {
     let disk = new_disk();
     let store = open(&disk).unwrap();
-    // First in its namespace and last in its namespace, in whichever order they are read.
+    // The damaged object is the first or the last of its namespace, in whichever order the two are
+    // read.
     for (namespace, highest) in [("m", "a"), ("n", "z")] {
         for name in ["a", "k", "z"] {
             let epoch = if name == highest { 9 } else { 2 };
@@ -292,7 +294,7 @@ fn a_repair_keeps_what_it_replaces_and_reports_what_is_done() {
     ];
     let mut reported = Vec::new();
     let report = check_on(&disk, Path::new(ROOT), true, &mut |finding| {
-        // By now the store is repaired.
+        // The store has been repaired by now.
         let now = disk.contents();
         let ((path, before, was), kept) =
             damaged.iter().find(|((path, ..), _)| *path == finding.path).expect("one of the four");

@@ -34,7 +34,7 @@ const FAULTS: [Fault; 9] = [
 ];
 
 fn object(key: u64) -> ObjectId {
-    // Some names need several directories; all changes of one namespace have stamps.
+    // Some names need several directories. All changes in the namespace `stamped` have stamps.
     let name = if key % 4 == 3 { vec![b'/'; 80 + key as usize] } else { vec![b'a' + key as u8] };
     object_in(if key.is_multiple_of(2) { "plain" } else { "stamped" }, name)
 }

@@ -288,7 +288,8 @@ fn a_failed_sync_of_many_is_laid_to_the_object_that_lost_something() {
 fn a_change_that_comes_behind_the_close_is_refused() {
     let disk = new_disk();
     let store = Arc::new(open(&disk).unwrap());
-    // Each shard may have two open files: opening a third one waits for the turn to close others.
+    // Each shard may have two open files. To open a third one, an operation waits for the lock of
+    // the thread that closes files.
     write(&store, &object("a1"), b"x", Durability::Cached);
     write(&store, &object("b1"), b"x", Durability::Cached);
     let turn = store.store.turn.lock();
@@ -300,7 +301,7 @@ fn a_change_that_comes_behind_the_close_is_refused() {
     while store.store.evictions.load(Ordering::Relaxed) == evictions {
         thread::yield_now();
     }
-    // The operation has found the store open, and has not begun.
+    // The operation has checked that the store is open, but has not begun.
     store.close().unwrap();
     drop(turn);
     assert_eq!(changes.join().unwrap().unwrap_err().kind(), "denied");
@@ -462,7 +463,7 @@ fn a_creation_that_fails_leaves_no_object() {
                 let found = block_on(store.info(InfoRequest::new(id.clone()))).map(|info| info.size_bytes);
                 match done {
                     Ok(_) => assert_eq!(found, Ok(8_292)),
-                    // Undoing the change has failed as well.
+                    // The rollback of the change has failed as well.
                     Err(error) if error.is_ambiguous() => continue,
                     Err(error) => {
                         definite += 1;

@@ -31,7 +31,7 @@ const EPOCH: u64 = 5;
 
 fn object(key: u64) -> ObjectId {
     let namespace = Namespace::new("volume").unwrap();
-    // One name needs several directories.
+    // One of the names needs several directories.
     let name = if key == 3 { vec![b'/'; 200] } else { vec![b'a' + key as u8] };
     ObjectId::new(namespace, Name::new(name).unwrap())
 }
@@ -113,7 +113,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
             Err(Error::Missing) => {}
             Err(error) => {
                 println!("step {sequence}, operation {kind} on object {key} with {stamp:?}: {error}");
-                // The power failed: the change may have been made.
+                // The power failed, so the change may or may not have been made.
                 history.push(Seen { content: after, stamp: stamp_after }, false);
                 return false;
             }
@@ -261,7 +261,7 @@ fn versions_survive_an_orderly_close_and_nothing_else() {
     assert_eq!(block_on(store.read(ReadRequest::new(object(0), 0, 1))).unwrap_err().kind(), "denied");
     let store = open(&disk).unwrap();
     assert_eq!(info(&store), version);
-    // Not closed, as after `kill -9`.
+    // The store is not closed, as after `kill -9`.
     drop(store);
     let store = open(&disk).unwrap();
     assert_ne!(info(&store), version);

@@ -183,7 +183,7 @@ impl Contents {
     }
 
     fn cut_power(&mut self, rng: &mut Rng) {
-        // Mostly all or none of the operations survive, and sometimes a mix.
+        // Usually all or none of the operations survive, sometimes a part.
         let chance = [0, 1000, 500][rng.below(3) as usize];
         let mut content = std::mem::take(&mut self.stored);
         for op in self.pending.drain(..) {
@@ -231,7 +231,7 @@ impl Media {
         self.check(power)?;
         self.step += 1;
         if self.cut_at == Some(self.step) {
-            // In half of the cases the step still reaches the disk's own memory.
+            // In half of the cases, the interrupted step still reaches the disk's cache.
             if self.step.is_multiple_of(2) {
                 let _ = act(self);
             }
@@ -569,7 +569,7 @@ impl Disk for SimulatedDisk {
         let synced = media.step(power, |media| {
             media.syncs += 1;
             if media.fails(Fault::Sync) || media.sync_fails {
-                // The write-back of any file fails, perhaps of a file without anything to write.
+                // The write-back of any file fails, even of one that has nothing to write back.
                 let files = media.files.keys().copied().collect::<Vec<_>>();
                 let drawn = media.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
                 for (index, file) in files.into_iter().enumerate() {

@@ -82,7 +82,7 @@ fn what_the_system_does_not_let_be_read_is_not_damage_and_nothing_is_repaired() 
         for (code, when_read) in CODES.into_iter().flat_map(|code| [(code, false), (code, is_file)]) {
             let what = format!("{} fails with {code} when read {when_read}", path.display());
             let disk = built();
-            // Further damage that needs a repair.
+            // This is additional damage that needs a repair.
             let other =
                 in_root(if path.ends_with("claims.copy") { "superblock.copy" } else { "claims.copy" });
             disk.tamper(&other, Some(b"nonsense".to_vec()));
@@ -97,7 +97,7 @@ fn what_the_system_does_not_let_be_read_is_not_damage_and_nothing_is_repaired() 
             assert!(findings.contains(&format!("{}: {error}", path.display())), "{what}: {findings}");
             assert!(!findings.contains("Damage"), "{what}: {findings}");
             assert_eq!((disk.steps(), disk.contents() == before), (steps, true), "{what}");
-            // Once the file can be read, the rest is repaired.
+            // Once the file can be read, the start repairs the rest.
             refuse(None);
             let (report, findings) = repaired(&disk);
             let report = report.unwrap();
@@ -118,7 +118,7 @@ fn a_store_opens_from_the_copy_that_can_be_read_and_says_why_if_none_can() {
                 disk.refuse_reads(copy, Some(code));
                 is_whole(&open(&disk).unwrap(), &what);
             }
-            // With the other copy absent, damaged, or unreadable as well.
+            // The other copy is absent, damaged, or unreadable as well.
             for other in [None, Some(b"nonsense".to_vec())] {
                 let disk = built();
                 disk.tamper(&copies[1], other);
@@ -231,7 +231,7 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
     let crashed = built();
     drop(open(&crashed).unwrap());
     crashed.restart();
-    // A claim that was interrupted between the two files.
+    // The claim was interrupted between the writes to the two files.
     let in_between = built();
     let old = in_between.contents()[&in_root("claims")].clone();
     let store = open(&in_between).unwrap();
@@ -247,7 +247,7 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
         let delete = DeleteRequest::new(object("a")).stamp(Stamp::new(9, 2)).durability(Durability::Stored);
         block_on(store.delete(delete)).unwrap_or_else(|error| panic!("{what}: {error}"));
         store.close().unwrap_or_else(|error| panic!("{what}: {error}"));
-        // A start accepts the repaired store, and gives versions that were never used.
+        // The next start accepts the repaired store, and assigns versions that were never used.
         let store = open(&disk).unwrap();
         assert_eq!(
             block_on(store.info(InfoRequest::new(object("a")))).unwrap_err(),

@@ -72,7 +72,7 @@ pub(crate) fn run(dir: &Path, program: &[u8]) {
     // After accepting the input, the store must accept its own writes.
     match open(dir) {
         Ok(store) => use_it(&store),
-        // The store has been opened the maximum number of times.
+        // The store has already been opened the maximum number of times.
         Err(Error::Unsupported(_)) => {}
         Err(error) => panic!("does not open again: {error}"),
     }

@@ -112,7 +112,8 @@ fn live_rates_are_differences_over_ten_seconds() {
     for (secs, gets) in [(0, 0), (2, 200), (12, 2200), (14, 2600)] {
         model.take(parse(later(secs, gets)).expect("a status"));
     }
-    // From second 2 to second 14: older responses than necessary have been dropped.
+    // The rise is counted from second 2 to second 14: responses older than necessary have been
+    // dropped.
     assert_eq!(model.rise(|at| at.at("/items/gets")), Some(200.0));
     has(&once_text(&model), &["gets 200/s", "now 100.0 %"]);
 }
@@ -240,7 +241,7 @@ fn synapsed_has_no_items() {
         ],
     );
     assert!(!text.contains("Item memory") && !text.contains("Evictions"), "{text}");
-    // A server without any parts.
+    // This server has no optional parts.
     let text = once_text(&shown(json!({ "program": "synapsed", "instance": "1" })).model);
     has(&text, &["synapsed", "Requests         –"]);
 }

@@ -131,7 +131,7 @@ mod interleavings {
                         }
                     })
                 };
-                // These are in the hash buckets that are split, and half of them move.
+                // These items are in the hash buckets that are split, and half of them move.
                 for location in (6..=165).filter(|location| hash_of(*location).low() % 16 < 2) {
                     assert!(holds(&shard, location), "{location} was lost");
                 }

@@ -280,7 +280,7 @@ fn a_region_with_a_pinned_value_is_not_walked_while_others_can_be() {
     kv.validate();
 }
 
-// A scheduled flush that becomes due during other operations.
+// This models a scheduled flush that becomes due during other operations.
 
 /// Advances the clock past a scheduled flush while an item is being evicted.
 struct Mover {
@@ -340,7 +340,7 @@ fn no_operation_overtakes_a_flush_that_is_due() {
     let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });
     kv.set(b"key", b"value").unwrap();
     kv.flush_at(kv.now_secs() + 5);
-    // The flush takes every lane's lock, and this one is held.
+    // A flush takes every lane's lock. The test holds one of them, so the flush waits.
     let lane = kv.inner.log.lock_a_lane();
     clock.advance(10);
     std::thread::scope(|scope| {

@@ -88,7 +88,7 @@ fn an_append_loses_no_concurrent_store() {
         (|kv| assert!(kv.append(b"k", b"new").unwrap()), b"oldnew"),
     ];
     for cas in [true, false] {
-        // One contiguous, and one in several pieces.
+        // One value is contiguous, the other is stored in several pieces.
         for added in [vec![b'+'; 1], vec![b'+'; 10_000]] {
             for (meanwhile, between) in stores {
                 let append = |kv: &Kv| kv.append(b"k", &added).unwrap();

@@ -320,7 +320,8 @@ impl World {
                     ..ArithmeticOptions::default()
                 };
                 let outcome = self.kv.arithmetic(&key, self.kv.hash(&key), &options);
-                // Digits, then the end or a blank: what was appended after a blank is ignored.
+                // The number consists of digits up to a blank or the end: bytes appended after a
+                // blank are ignored.
                 let number = |value: &[u8]| {
                     let digits = value.split(u8::is_ascii_whitespace).next()?;
                     std::str::from_utf8(digits).ok()?.parse::<u64>().ok()

@@ -28,7 +28,7 @@ fn items_of_the_prefix_end_at_once_and_others_stay() {
     kv.set(b"a:large", &value_of(1, 300_000)).unwrap();
     let (pin, pinned) = kv.peek(b"a:large", kv.hash(b"a:large"), |item| (item.pin(), item.to_vec())).unwrap();
     kv.flush_prefix(b"a:").unwrap();
-    // Before any sweep, by every way of reaching an item.
+    // These checks run before any sweep, and reach an item in every possible way.
     let hash = kv.hash(b"a:1");
     assert_eq!(kv.peek(b"a:1", hash, |_| ()), Err(Miss::Flushed));
     assert_eq!(kv.fetch(b"a:2", kv.hash(b"a:2"), &FetchOptions::default(), |_, _| ()), Err(Miss::Flushed));
@@ -65,8 +65,8 @@ fn what_is_stored_again_survives_the_sweep_and_the_next_flush_ends_it() {
     kv.flush_prefix(b"a:").unwrap();
     let mut stored = 0;
     loop {
-        // Some before the sweep passes them, some after; all of them twice, so that items are
-        // replaced too.
+        // Some items are stored before the sweep passes them, some afterwards, and each twice, so
+        // that items are replaced too.
         for number in stored..(stored + 40).min(2_000) {
             kv.set(&key("a:", number), b"new").unwrap();
             kv.set(&key("a:", number), b"newer than new").unwrap();

@@ -81,7 +81,7 @@ fn a_scan_does_not_displace_items_in_use() {
         }
         kv.stats().items_stored - before
     };
-    // Used often enough to stay, then not at all while twice the memory is stored.
+    // These items are used often enough to stay, and not at all while twice the memory is stored.
     for _ in 0..6 {
         asked(&kv);
     }
@@ -113,7 +113,7 @@ fn misses_of_second_uses(policy: &str, distance: u32) -> u32 {
 
 #[test]
 fn the_balance_keeps_what_lru_would_keep() {
-    // Between two uses, most of the memory is stored, far more than a fifth.
+    // Between two uses, items that fill most of the memory are stored, far more than a fifth.
     let [balanced, fixed, lru] = ["balanced", "s3fifo", "lru"].map(|name| misses_of_second_uses(name, 9_000));
     println!("misses of 200000: balanced {balanced}, fixed {fixed}, lru {lru}");
     assert!(fixed > 150_000 && lru < 20_000);
@@ -196,7 +196,7 @@ fn a_store_takes_new_items_whatever_the_policy_would_keep() {
     let items = 100_000;
     fill(&kv, 1, items, 50);
     let (walked, fresh) = (kv.stats().regions_reclaimed, u64::from(items) * 80 / (64 << 10));
-    // The store starts with a credit of 32 regions.
+    // The reclaimer starts with a credit of 32 regions.
     assert!(walked < 4 * fresh + 32, "{walked} regions were walked for {fresh}");
     assert!(count(&kv, 1, items) > 30_000);
     kv.validate();

@@ -23,7 +23,7 @@ fn a_batch_reads_the_same_as_single_reads() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     let keys: Vec<_> = (0..4000).map(key_of).collect();
     for round in 0..200 {
-        // While the table grows, and items are removed, expire and are evicted.
+        // The reads run while the table grows, and while items are removed, expire and are evicted.
         for _ in 0..200 {
             let key = keys.choose(&mut random).expect("there are keys");
             match random.random_range(0..8) {

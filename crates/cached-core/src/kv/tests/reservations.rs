@@ -48,7 +48,8 @@ fn incomplete_values_leave_most_regions_to_others() {
     let regions = kv.stats().regions;
     let (mut half_sent, mut refused) = (Vec::new(), 0);
     for n in 0..600 {
-        // Enough is stored between two reservations that each one is in a region of its own.
+        // Between two reservations enough is stored that each reservation is in a region of its
+        // own.
         match begin(&kv, n, if n % 2 == 0 { 5_000 } else { 20_000 }) {
             Ok(reservation) => half_sent.push(reservation),
             Err(outcome) => {
@@ -66,7 +67,7 @@ fn incomplete_values_leave_most_regions_to_others() {
     for n in 0..200 {
         assert!(is_stored(set(&kv, n, 100)));
     }
-    // The accepted ones can be completed.
+    // The accepted reservations can be completed.
     for mut reservation in half_sent {
         let rest = vec![1; reservation.remaining()];
         assert!(reservation.write(&rest));

@@ -68,7 +68,8 @@ fn writes_wait_while_readers_pin_all_memory_and_reads_do_not() {
     let mut env = Environment::with(small(WriteMode::Back), |memory| {
         fill(memory, &object, pattern(1, 0, all as usize));
     });
-    // The read is repeated, so that the second one is served from buckets if there are any.
+    // The read is repeated. The second one is served from the cache if the first one could be
+    // cached.
     let mut kept = Vec::new();
     for round in 0..2 {
         for bucket in 0..256 {

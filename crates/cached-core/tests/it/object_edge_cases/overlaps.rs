@@ -82,7 +82,7 @@ fn a_failed_flush_leaves_data_dirty_and_is_retried() {
         let wanted = [pattern(2, 0, 700), pattern(1, 700, 8400)].concat();
         same(&env.stored(&object).unwrap(), &wanted, "stored at last");
         assert_eq!(env.cache.counters().dirty_bytes, 0);
-        // The background ends even if data are dirty.
+        // The background task ends even if some data are dirty.
         env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
         env.written(&object, 0, pattern(3, 0, 700));
         let last = env.flush(Scope::All);
@@ -117,7 +117,8 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
             env.store.open();
             env.sim.wait(write).unwrap();
             env.sim.wait(discard).unwrap();
-            // The read overlapped both writes: each bucket is old or new, and at its position.
+            // The read overlapped both writes: each bucket has its old or its new content, at the
+            // right position.
             let found = env.sim.wait(whole).unwrap().data.to_vec();
             let mut wanted = old.clone();
             wanted[(changed * BUCKET) as usize..][..4096].copy_from_slice(&new);
@@ -127,7 +128,7 @@ fn buckets_replaced_during_a_load_stay_in_their_places() {
                 let is_known = *bucket == old[range.clone()] || *bucket == wanted[range];
                 assert!(is_known, "bucket {at} while bucket {changed} was written");
             }
-            // A later read finds the new bytes, from whatever source.
+            // A later read finds the new bytes, whether they come from the cache or from the store.
             same(&env.read_now(&object, 0, 10 * BUCKET), &wanted, "after the load");
             env.agrees(&object);
             same(&env.stored(&object).unwrap(), &wanted, "stored");
@@ -228,7 +229,7 @@ fn a_deleted_object_does_not_come_back_with_a_forwarded_write() {
         let write = env.write(&object, 0, pattern(2, 0, 4096));
         let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
         env.sim.run_until_idle();
-        // The calls in flight complete in either order; waiting requests complete later.
+        // The calls in flight complete in either order; requests that wait for them complete later.
         let held = env.store.held();
         for at in order.into_iter().filter(|at| *at < held.len()) {
             env.store.answer(held[at].number);

@@ -137,7 +137,7 @@ fn info_and_list_report_exact_sizes_of_existing_objects_only() {
         let listed = env.names();
         let owned: Vec<_> = wanted.iter().map(|(name, size)| (name.to_string(), *size)).collect();
         assert_eq!(listed, owned, "{when}");
-        // The same in pages of every size, and by prefix.
+        // The same names are listed in pages of every size, and by prefix.
         for entries_max in 1..=6 {
             let mut request = ListRequest::new(namespace("ns")).entries_max(entries_max);
             let mut found = Vec::new();
@@ -234,7 +234,7 @@ fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
                 }
                 let copy = env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
                 env.sim.run_until_idle();
-                // Late responses arrive after the copy if the copy did not wait for them.
+                // If the copy did not wait for late responses, they arrive after it.
                 env.store.open();
                 env.sim.wait(copy).unwrap();
                 for read in reads {

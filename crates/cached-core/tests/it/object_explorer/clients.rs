@@ -511,7 +511,8 @@ impl Environment {
             }
             Err(error @ Error::Superseded { .. }) => {
                 self.oracle.blind(look);
-                // After a lost response, the version may belong to this very change.
+                // If a response was lost, the version in the store may be the one that this change
+                // produced.
                 if self.is_faultless() {
                     Err(format!("error: {error}, where nothing has failed"))
                 } else {
@@ -568,7 +569,7 @@ impl Environment {
         self.oracle.present(look, Some(size))
     }
 
-    // When everything is idle:
+    // The following functions are for a cache that is otherwise idle.
 
     /// Flushes everything; returns false if a loss was reported.
     pub fn flush_to_rest(&mut self, scope: Scope) -> Result<bool, String> {

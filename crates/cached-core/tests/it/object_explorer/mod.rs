@@ -45,7 +45,7 @@ fn shrink(profile: &Profile, seed: u64, first: &Outcome) -> Without {
         let word = |text: &Option<String>| {
             text.as_ref().map(|it| {
                 let it = it.split_once(": ").map_or(it.as_str(), |(first, rest)| {
-                    // An object's name comes before the problem.
+                    // The text before the colon may be the name of an object.
                     if first.contains('/') { rest } else { it }
                 });
                 it.split(' ').next().unwrap_or_default().to_owned()

@@ -246,7 +246,8 @@ impl Oracle {
             bit,
         });
         if is_copy {
-            // The source may change until the copy ends; the sizes of copies are not tracked.
+            // The source may change until the copy ends, and the oracle does not track the sizes of
+            // copies.
             it.is_loose = true;
         }
         it.grow();
@@ -347,7 +348,7 @@ impl Oracle {
         it.sizes = BTreeSet::from([(size, 0)]);
         it.is_loose = false;
         it.found.clear();
-        // One operation represents the whole past, as a copy would.
+        // One operation represents all earlier ones, as a copy would.
         let values: Vec<BTreeSet<u32>> = it.stable.iter().map(|value| BTreeSet::from([*value])).collect();
         let mut op = it.ops[0].clone();
         (op.asked, op.answered, op.ended, op.stored) = (now, now, now, now);

@@ -269,7 +269,7 @@ fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     assert!(has_moved, "the stuck object holds the log");
     assert!(env.cache.journal_health().unwrap().state == JournalState::Ok);
     assert!(env.journal.metrics().fill_bytes < 16 * crate::journal_kit::SEGMENT_BYTES * 9 / 10);
-    // The object's state is in the log, so its older records are not needed.
+    // The log contains the object's complete state, so its older records are not needed.
     let states = env.records().into_iter().filter(|(name, kind)| name == "stuck" && *kind == 8).count();
     assert!(states > 0);
     env.store.open();
@@ -416,7 +416,7 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
         let mut env = Environment::new(8);
         env.write(&id("a"), 0, pattern(9, 0, 3000), Durability::Cached).get().unwrap();
         env.flushed(Scope::All);
-        // This keeps the log from becoming void.
+        // This held change keeps the log from becoming void.
         env.store.rule(|call| match call.op.is_change() {
             true => Verdict::Hold,
             false => Verdict::Pass,
@@ -456,7 +456,7 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
             false => same(&stored.unwrap()[1000..1100], &pattern(2, 0, 100), "past the log"),
         }
 
-        // The recovery runs twice: the first one stores its result.
+        // The recovery runs twice, because the first run stores its result.
         let mut versions = vec![logged.version];
         for _ in 0..2 {
             env = env.restarted();

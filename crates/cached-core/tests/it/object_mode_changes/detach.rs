@@ -147,7 +147,7 @@ fn detached_while_the_store_is_away() {
 fn a_store_that_fails_in_transit_leaves_reads_to_the_cache_until_it_is_attached() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
     let (object, held) = (id("object"), id("held"));
-    // Data that are written during the first round of storing remain for the transit.
+    // Data written during the first round of storing are stored in the second one.
     env.written(&object, 0, bytes(3));
     env.store.hold_changes();
     let detaching = detach(&mut env, None);
@@ -183,7 +183,8 @@ fn what_is_on_its_way_into_the_cache_is_not_kept() {
     env.store.open();
     same(&env.at_once(read).unwrap().data.to_vec(), &bytes(1), "it is answered");
     assert_eq!(env.cache.counters().clean_bytes, 0, "and not kept");
-    // A read that began while the cache was detached does not affect later reads.
+    // A read that began while the cache was detached leaves nothing behind that a later read could
+    // return.
     env.hold(Op::Read, &object);
     let read = env.read(&object, 0, BUCKET);
     env.sim.run_until_idle();

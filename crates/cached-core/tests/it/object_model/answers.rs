@@ -190,7 +190,7 @@ impl Environment {
                     Error::ConditionFailed { .. } => {
                         let asked = matches!(change.condition, Condition::Version(_));
                         assert!(asked, "{label}: {error}");
-                        // The version may have become the store's own version, with the same bytes.
+                        // The store may have given the same bytes a version of its own.
                         tracked.version = None;
                     }
                     Error::Missing | Error::Exists | Error::Mismatch { .. } if !tracked.is_uncertain => {
@@ -287,7 +287,7 @@ impl Environment {
             Err(_) => return,
         };
         if tracked.is_uncertain != tainted {
-            // A crash intervened: any content is possible.
+            // The store crashed in the meantime, so any content is possible.
             return;
         }
         let found = reply.as_ref().map(|reply| reply.data.to_vec());

@@ -404,7 +404,7 @@ impl Environment {
         }
         draw_limits(&mut rng, &mut config);
         draw_flow(&mut rng, &mut config);
-        // The test does not apply to a store that is never slow enough.
+        // If the store is never slow, there is no read-ahead to test.
         config.read_ahead_latency_min = Duration::from_micros(*rng.pick(&[0, 0, 200]));
         let has_had_quota =
             config.namespaces.iter().any(|each| each.settings.number(NamespaceKey::QuotaBytesMax).is_some());

@@ -49,7 +49,7 @@ fn environment(namespaces: Vec<NamespaceConfig>) -> Environment {
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
     let objects = || NAMES.into_iter().flat_map(|name| (0..40).map(move |number| object(name, number)));
-    // A write to a missing object would take room for the creation as well.
+    // A write to a missing object would also need dirty space for the object's creation.
     objects().for_each(|id| fill(store.memory(), &id, vec![1; 2 * BUCKET as usize]));
     let config = config(namespaces);
     let (cache, background) = cache(Arc::clone(&store) as _, config.clone(), &sim.clock);
@@ -186,8 +186,8 @@ fn writers_that_wait_go_over_with_their_namespace() {
     let busy = env.write("busy", 0..10);
     let quiet = env.write("quiet", 0..3);
     assert_eq!((done(&other), done(&busy), done(&quiet)), (30, 2, 0));
-    // The namespace's two dirty buckets now belong to its own part: the others have less room than
-    // they have taken.
+    // The namespace's two dirty buckets now belong to its own part. The others have less dirty
+    // space than they use already.
     env.change(vec![own("busy", Some(8))]);
     assert_eq!((done(&busy), done(&quiet)), (8, 0));
     env.change(vec![own("busy", Some(8)), own("quiet", Some(2))]);

@@ -227,8 +227,8 @@ fn a_count_waits_for_the_store_and_changes_meanwhile_are_counted_once() {
     let mut changed = 0;
     for turn in 0..40_u64 {
         sim.run_until_idle();
-        // The changed objects are before, at and after the position of the count; some are new,
-        // larger, smaller or removed.
+        // The position of the count is before, at and after the changed objects, some of which are
+        // new, larger, smaller or removed.
         let name = object(&format!("{:02}", turn * 7 % 31));
         match turn % 4 {
             0 => drop(sim.run(cache.delete(DeleteRequest::new(name)))),

@@ -157,7 +157,7 @@ fn flushes_that_wait_for_a_limit_hold_up_no_other_namespace() {
     let mut env = environment(flushes);
     for name in ["slow", "fast"] {
         for number in 0..12 {
-            // The object is known, so the write sends no request to the store.
+            // The cache knows the object, so the write sends no request to the store.
             let whole = WriteFullRequest::new(object(name, number), vec![3; BUCKET as usize]);
             let written = env.sim.spawn(env.cache.write_full(whole));
             env.sim.run_until_idle();

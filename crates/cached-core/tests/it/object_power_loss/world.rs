@@ -118,7 +118,7 @@ impl World {
                 ObjectId::new(space, Name::copy_from(format!("o{at}").as_bytes()).unwrap())
             })
             .collect();
-        // The store stores the changes that it has.
+        // The store makes all its changes durable.
         store.sync_all(&ids);
         let domains = (0..objects)
             .map(|_| (profile.domains && rng.permille(700)).then(|| OrderDomain(rng.below(2))))
@@ -237,7 +237,7 @@ impl World {
             }
             Err(error) => return Err(error),
         };
-        // Unwinding must not drop it, because its locks are held.
+        // The process is not dropped during unwinding, because its locks are held.
         let mut process = std::mem::ManuallyDrop::new(process);
         self.disk.set_faults(self.rng.next_u64(), self.profile.faults);
         let (mut left, mut steps) = (operations, 0);
@@ -635,8 +635,8 @@ impl World {
         self.unknown.iter_mut().for_each(|unknown| *unknown = false);
         self.store.sort_out();
         for (number, stage) in self.store.waiting() {
-            // A copy has the content of its source at the time of the copy, not the content after
-            // the power failure.
+            // A copy has the content that its source had at the time of the copy, not the content
+            // after the power failure.
             let is_copy = self.store.request(number).name == "copy";
             match (stage, self.rng.below(if is_copy { 2 } else { 4 })) {
                 (Stage::Stray, 0) => self.store.forget(number),
@@ -674,8 +674,8 @@ impl World {
                     Err(Error::Fenced { epoch }) => epoch,
                     Err(error) => panic!("{error}"),
                 };
-                // The stamp is above all stamps of the cache of the same kind: those that indicate
-                // trouble of its journal, or the others.
+                // This stamp is above all stamps of the same kind that the cache has used: those
+                // that indicate trouble of its journal, or the others.
                 let info = executor::block_on(memory.info(InfoRequest::new(id.clone())));
                 let is_unlogged = info.is_ok_and(|it| it.stamp.is_some_and(|it| it.sequence >> 63 == 1));
                 let sequence = if is_unlogged { u64::MAX } else { u64::MAX >> 1 };

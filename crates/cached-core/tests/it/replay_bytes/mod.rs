@@ -246,8 +246,8 @@ fn edited_files(genuine: &Genuine, mut input: Input<'_>) {
             (bytes, at)
         };
         match kind % 8 {
-            // Copies a sector to another place, in this file or another; or writes zeros; or
-            // changes a length.
+            // The edit copies a sector to another place in this file or another one, writes zeros,
+            // or changes a length.
             5 => {
                 let (from, from_at) = (input.index(genuine.files.len()), input.index(SEGMENT_BYTES as usize));
                 let (to, from_at) = (at / 512 * 512, from_at / 512 * 512);

@@ -40,7 +40,8 @@ pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
         Request::Delete(delete) => {
             line.word("delete").bytes(delete.key);
             if delete.key == b"noreply" && !delete.noreply {
-                // A last word that is ignored, so that the key is not mistaken for one.
+                // The line ends with a word that is ignored, so that the key is not mistaken for
+                // it.
                 line.word("0");
             }
             quiet = delete.noreply;

@@ -56,7 +56,7 @@ fn abandoned_requests_count_against_the_grant_of_the_next_connection() {
     lane.disconnected(Timestamp(0), Error::Retryable("gone".into()));
     lane.connected(&welcome(4, 150_000, true));
     assert_eq!(lane.state.lock().sent_bytes, sent_bytes);
-    // The next such request has to wait for the answer to the cancellation.
+    // The next request of this size has to wait for the response to the cancellation.
     let next = submit(&lane, 100_000);
     lane.fill(&mut Output::default(), Timestamp(0), false);
     assert_eq!(lane.state.lock().slots[next.slot as usize].state, SlotState::Queued);

@@ -116,7 +116,7 @@ impl Blocker for Gated {
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply> {
         match request.change {
             Change::Write { .. } => {}
-            // Acknowledged as cached.
+            // This change is acknowledged as *cached*.
             Change::WriteFull { .. } => {
                 return self.inner.change(request).then(|answer| {
                     answer.map(|mut reply| {

@@ -98,7 +98,7 @@ impl Raw {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return None,
                 Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
-                // The server has closed the connection while bytes were in transit to it.
+                // The server closed the connection while bytes were in transit to it.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
                 // The process was suspended, and the system does not restart a read with a timeout.
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}

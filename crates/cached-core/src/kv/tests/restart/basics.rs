@@ -51,7 +51,7 @@ fn a_kill_keeps_everything() {
     let lab = Lab::new();
     let (kv, _) = open(&lab.path());
     fill(&kv);
-    // Started, but never stored.
+    // The value's reservation was started, but the value was never stored.
     let options = StoreOptions::default();
     let mut unfinished = kv.reserve(b"unfinished", kv.hash(b"unfinished"), 1_000, &options).unwrap();
     assert!(unfinished.write(&[1; 999]));
@@ -177,11 +177,11 @@ fn files_that_are_no_memory_start_cold() {
         some("the file has layout version 9, this program reads versions 1 to 2")
     );
     assert_eq!(changed(40, &[9]), some("the file does not match its checksum"));
-    // A recorded field, and a record of the table.
+    // The next two changes affect a recorded field and a record of the table.
     assert_eq!(changed(1024 + 8, &[9]), some("the file does not match its checksum"));
     assert_eq!(changed(4096 + 16, &[9]), some("the file does not match its checksum"));
     assert_eq!(changed(1024, &[0]), some("the process that created the file did not complete it"));
-    // Marked as running, in another boot of the machine.
+    // The file is marked as running in another boot of the machine.
     let other_boot = |state: u8| {
         let mut bytes = bytes.clone();
         bytes[1024] = state;
@@ -266,7 +266,7 @@ fn time_passes_while_no_process_runs() {
     keep(&kv, b"ten", 10);
     keep(&kv, b"twenty", 20);
     kv.maintain();
-    // Killed, and restarted after 15 seconds.
+    // The process is killed, and restarted after 15 seconds.
     let copy = lab.copy(&kv);
     let now = clock.now_secs();
     test_time::set(ZERO_UNIX_SECS + u64::from(now) + 15);
@@ -298,7 +298,7 @@ fn flushes_outlive_the_process() {
     kv.validate();
     assert_eq!(state(&kv).keys().collect::<Vec<_>>(), [b"after"]);
     assert_eq!(kv.restart().unwrap().flushed_items, 2);
-    // A flush that is due later, in this process or the next.
+    // The flush is due later, in this process or in the next one.
     kv.flush_at(clock.now_secs() + 10);
     kv.maintain();
     let copy = lab.copy(&kv);

@@ -78,7 +78,7 @@ fn a_changed_byte_of_an_entry_is_noticed_after_a_kill() {
     let bytes = std::fs::read(kv.memory_file().unwrap()).unwrap();
     assert_eq!(state(&open_bytes(&bytes)), before);
     let places = [
-        // Including the client flags before the key.
+        // The range includes the client flags before the key.
         (b"some key".as_slice(), &b"some key"[..], -4..15),
         (b"large", &value_of(1, 10_000)[5_000..5_040], 0..40),
         (b"other", b"other2", 0..6),
@@ -189,7 +189,7 @@ proptest! {
             // Whatever the damage, the value is the stored one, or missing.
             prop_assert_eq!(Some((&seen.value, seen.client_flags)), stored.get(key).map(|seen| (&seen.value, seen.client_flags)));
         }
-        // Enough values that every region is reclaimed.
+        // There are enough values that every region is reclaimed.
         for n in 0..3_000u32 {
             kv.set(&n.to_le_bytes(), &value_of(n.into(), 500)).unwrap();
         }

@@ -44,7 +44,7 @@ impl Lab {
 }
 
 fn copy_file(from: &Path, to: &Path) {
-    // Not `fs::copy`, which may wait until the file has been written to the disk.
+    // `fs::copy` is not used, because it may wait until the file has been written to the disk.
     std::fs::write(to, std::fs::read(from).unwrap()).unwrap();
 }
 

@@ -27,7 +27,7 @@ struct Second {
 }
 
 fn replace(kv: &Kv, key: &[u8], n: u32) {
-    // Never of the size of the present value.
+    // The new value never has the size of the present one.
     kv.set(key, &value_of(n.into(), 40 + 40 * (n as usize % 2))).unwrap();
 }
 

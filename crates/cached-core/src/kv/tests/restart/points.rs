@@ -99,7 +99,7 @@ pub(super) fn state_if_killed(path: &Path, copy: &Path, config: fn() -> KvConfig
         kv.end_as_killed();
         state(&kv)
     };
-    // In a separate thread, because this one may hold locks.
+    // The check runs in a separate thread, because this one may hold locks.
     std::thread::scope(|scope| scope.spawn(look).join().unwrap())
 }
 
@@ -153,7 +153,7 @@ fn stores() {
         store(kv, b"number", b"another length", &options);
     };
     kill_at_every_store(small, |kv, _| some_items(kv), cas, Some(b"number"), Between::Neither, 1);
-    // The same with an unchanged CAS value, which a client may set.
+    // This is the same with an unchanged CAS value, which a client may set.
     let same_cas = |kv: &Kv, _: &TickClock| {
         let (_, cas) = kv.get_with_cas(b"number").unwrap();
         store(

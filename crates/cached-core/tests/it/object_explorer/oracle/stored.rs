@@ -139,7 +139,7 @@ impl Oracle {
         (op.ended, op.stored) = (now, now);
         (op.is_pending, op.is_acknowledged) = (false, true);
         let bit = op.bit;
-        // The cache may learn of the change later.
+        // The cache may learn of the other writer's change later.
         let it = &mut self.objects[object];
         it.sizes = it.sizes.iter().map(|(size, applied)| (*size, applied & !bit)).collect();
     }

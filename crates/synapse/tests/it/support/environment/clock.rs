@@ -37,7 +37,7 @@ impl Clock for TokioClock {
         Box::pin(async move {
             match at {
                 Some(at) => tokio::time::sleep_until(at).await,
-                // Never, because this is beyond the range of tokio's clock.
+                // The sleep never ends, because the deadline is beyond the range of tokio's clock.
                 None => std::future::pending().await,
             }
         })

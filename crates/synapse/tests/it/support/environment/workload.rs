@@ -145,7 +145,8 @@ impl Client {
         let take = |left: u32| left.checked_sub(1);
         while self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             match self.rng.random_range(0..10) {
-                // After a mismatch it reads again, because otherwise it would never match.
+                // After a mismatch the client reads again; otherwise no later comparison would
+                // match.
                 _ if std::mem::take(&mut self.is_outdated) => self.read().await,
                 0..4 => self.read().await,
                 4..7 => self.write().await,

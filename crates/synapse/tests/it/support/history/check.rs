@@ -152,8 +152,8 @@ impl<'a> Search<'a> {
     }
 
     fn run(mut self) -> Result<Vec<usize>, Refusal> {
-        // A point and the choices still to be tried from it, last first; `order` leads to the top
-        // one.
+        // Each point is kept with the choices that are still to be tried from it, the last point
+        // first; `order` leads to the last point.
         let start = Point { done: Set::default(), held: Value::INITIAL };
         let mut stack = vec![(start, self.choices(&start))];
         let mut order: Vec<usize> = Vec::new();

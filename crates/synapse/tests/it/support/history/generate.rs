@@ -161,7 +161,8 @@ impl Spoil {
                 spoilt[write].action = Action::Write(Value(u32::MAX));
             }
             Self::Twice => {
-                // A read of the value, then one of another value, then the first value again.
+                // The history has a read of the value, then one of another value, then one of the
+                // first value again.
                 let found = |r: usize| read_value(history[r].action);
                 let triples = reads.iter().flat_map(|&a| {
                     let reads = &reads;

@@ -32,7 +32,8 @@ pub async fn pump(
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut passed = 0;
     loop {
-        // Faults at this position come first, so that a pause then reads nothing from the sender.
+        // Faults at this position are handled first, so that after a pause nothing is read from the
+        // sender.
         let mut corruption = 0;
         while let Some(&(at, fault)) = direction.faults.front()
             && at <= passed

@@ -82,7 +82,7 @@ impl Sim {
     /// # Errors
     /// `ConnectionRefused` if no server listens.
     pub async fn dial(&self) -> io::Result<DuplexStream> {
-        // As with sockets, the answer never arrives within the same poll.
+        // As with sockets, a response never arrives within the poll that sends the request.
         yield_once().await;
         let mut server = self.shared.server.lock();
         let hits = &self.shared.hits;
