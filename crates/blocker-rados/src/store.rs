@@ -129,13 +129,13 @@ impl Blocker for RadosStore {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        // Acknowledged changes are already stored.
+        // All acknowledged changes are already stored.
         request.call.check(&*self.core.clock).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         self.run(request.call, None, |core, progress| async move {
-            // A claim may have had an effect from its first step on.
+            // A claim may take effect from its first step on.
             progress.set_begun(true);
             core.claim(request).await
         })

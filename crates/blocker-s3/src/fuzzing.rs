@@ -18,7 +18,7 @@ use crate::start::Edition;
 /// If a decoded value is not encoded to the same bytes, or is inconsistent.
 pub fn bucket(data: &[u8]) {
     let Some((kind, bytes)) = data.split_first() else { return };
-    // Magic number and checksum are corrected, since random bytes would never pass them.
+    // Magic number and checksum are corrected, because random bytes would never pass these checks.
     let mended = |magic: &[u8; 4]| {
         let mut body = BytesMut::from(&magic[..]);
         body.put_u32_le(0);
@@ -43,7 +43,7 @@ fn head(body: &Bytes) {
     assert_eq!(next.has_been(head.nonce, head.serial), Some(true));
     let Content { size_bytes, ref blobs, .. } = head.content;
     let mut content = head.content.clone();
-    // Large contents would only take time.
+    // Larger contents would only take more time.
     if blobs.is_empty() && size_bytes < 1 << 20 {
         assert_eq!(content.inline_bytes().len() as u64, size_bytes);
     }

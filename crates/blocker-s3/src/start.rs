@@ -46,8 +46,8 @@ impl Core {
     pub(crate) async fn probe(&self) -> Result<()> {
         let mut last = Error::Retryable("the server does not respond".into());
         for retry in 0..TRIES {
-            // A new key each time, because an attempt without a response may still be applied to
-            // the previous key.
+            // Each attempt uses a new key, because an earlier attempt without a response may still
+            // be applied to the previous key.
             let nonce = random::number().max(1);
             let probed = self.probe_at(nonce).await;
             let removed = self.requests.delete(&self.layout.probe(nonce)).await;
@@ -74,7 +74,7 @@ impl Core {
         if let Put::Done(_) = requests.create(path, &body("second".into())).await.known()? {
             return Err(refuse("ignores If-None-Match: * in a put"));
         }
-        // An ETag that the object never had.
+        // The ETag is one that the object never had.
         let wrong: String = first.chars().map(|c| if c == '0' { '1' } else { '0' }).collect();
         let wrong = if first.starts_with('"') {
             format!("\"{}\"", wrong.get(1..wrong.len() - 1).unwrap_or("0"))

@@ -255,7 +255,7 @@ impl Blocker for S3Store {
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
         self.run(request.call, None, |core, progress| async move {
-            // From its first step on, the call may have had an effect.
+            // The call may have an effect from its first step on.
             progress.set_begun(true);
             core.claim(request, &progress).await
         })

@@ -318,7 +318,7 @@ const CHECK_EVERY_MAX: Duration = Duration::from_secs(60 * 60);
 pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
     let longest = interval.min(CHECK_EVERY_MAX);
     loop {
-        // At a random moment, because several programs may start at the same time.
+        // The time is random, because several programs may start simultaneously.
         tokio::time::sleep(longest.mul_f64(random::part())).await;
         let Some(core) = core.upgrade() else { return };
         let stats = Arc::clone(&core.requests.stats);

@@ -201,7 +201,7 @@ impl Claims {
     /// Returns the epoch in force for a change of `object` in `domain`.
     #[must_use]
     pub fn in_force(&self, object: &ObjectId, domain: Option<OrderDomain>) -> Epoch {
-        // The common case: no claim in this namespace.
+        // In the common case, the namespace has no claim.
         let Some(claims) = self.namespaces.get(&object.namespace) else { return self.all.epoch };
         let domain = domain.map_or(Epoch(0), |domain| claims.domain(domain));
         self.all.epoch.max(claims.whole.epoch).max(domain).max(claims.object(&object.name))

@@ -115,7 +115,7 @@ impl<T: Unpin, E: Unpin> Future for ReplyFuture<T, E> {
     }
 }
 
-// ---- The answers of successful operations.
+// ---- The replies of successful operations.
 
 macro_rules! response {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {

@@ -65,7 +65,7 @@ impl Admin {
                      listener's certificate"
                 )));
             }
-            // The file of authorities may be set in the environment, for all servers.
+            // The environment may name the file of authorities, for all servers.
             (false, _) => cached_tls::client::no_authorities(),
         };
         let authorization = match &server.token_file {
@@ -168,7 +168,7 @@ impl Admin {
         let response = self.client.send(request, body.into(), ANSWER_BYTES_MAX);
         let (status, body) = whole(response).map_err(|error| self.failed(path, None, error))?;
         if !status.is_success() {
-            // The response of some routes is only the reason, as JSON.
+            // The response of some routes consists only of the reason, as JSON.
             let reason = serde_json::from_str::<Value>(&body).ok();
             if let Some(reason) = reason.as_ref().and_then(|reason| reason["error"].as_str()) {
                 let text = line_of(reason);
@@ -219,7 +219,7 @@ fn reason_of(status: StatusCode, body: &str) -> String {
     let reason = line_of(body);
     let hint = match status.as_u16() {
         401 | 403 => "; name the file of the token with --admin-token-file",
-        // Used if the server does not state more.
+        // This text is used if the server gives no reason.
         404 if reason.is_empty() || reason.contains("there is nothing here") => {
             "; this server has no such page"
         }

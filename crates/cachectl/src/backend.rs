@@ -61,7 +61,7 @@ impl FromStr for BackendSpec {
             let mut store: BackendTable =
                 text.parse().map_err(|error| format!("{error}; and faulty:KEY=NUMBER,...:BACKEND"))?;
             match &mut store {
-                // There is only one call at a time, so threads would only cost time.
+                // The tool makes one call at a time, so threads would only cost time.
                 BackendTable::File(file) => file.threads = 0,
                 // A wrong address is an error of the command line.
                 BackendTable::Synapse(remote) => drop(remote.client().map_err(|error| error.why)?),

@@ -49,7 +49,7 @@ impl Output {
         } else {
             format!("cachectl: {}", shown(&failure.line))
         };
-        // If nobody reads the line, the exit code still reports the failure.
+        // If nobody can read the line, the exit status still reports the failure.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
 
@@ -241,7 +241,7 @@ impl Interrupt {
         });
         loop {
             match poll(&mut all, time.as_ref()) {
-                // Interrupted by a signal that another thread handles.
+                // The call was interrupted by a signal that another thread handles.
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Failure::io("signals")(error.into())),
                 Ok(_) if all[0].revents().is_empty() => return Ok(()),
@@ -254,7 +254,7 @@ impl Interrupt {
 /// Waits for one of the signals.
 async fn any(signals: &mut [Signal; 2]) {
     std::future::poll_fn(|context| {
-        // Both are polled, so that either can wake this task.
+        // Both futures are polled, so that either can wake this task.
         let ready = signals.each_mut().map(|signal| signal.poll_recv(context).is_ready());
         if ready.contains(&true) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
     })

@@ -252,7 +252,7 @@ impl Contexts {
     /// The file cannot be read, others may change it, or it has a mistake.
     pub(crate) fn read() -> Result<Self, Failure> {
         let Some(path) = Self::path_if_any() else { return Ok(Self::default()) };
-        // A program that changes its user often keeps HOME, whose directories it may not search then.
+        // A program that changes its user often keeps HOME, and then may not search that directory.
         let is_absent = |error: std::io::Error| {
             use ErrorKind::{NotADirectory, NotFound, PermissionDenied};
             matches!(error.kind(), NotFound | NotADirectory | PermissionDenied)

@@ -199,7 +199,7 @@ async fn set(cache: WeakObjectCache, request: Request) -> Response {
     }
     let values = serde_json::to_string(&settings).unwrap_or_default();
     tracing::info!(peer = %request.peer, %namespace, settings = values, "the admin listener changes a namespace");
-    // The remaining data is stored in the background, without a waiting caller.
+    // Remaining dirty data are stored in the background, without a waiting caller.
     match tokio::time::timeout(wait_of(wait_ms), cache.change_namespace(&name, &settings, None)).await {
         Ok(Ok(())) => Response::json(&json!({ "done": true })),
         Ok(Err(error @ (Error::Invalid(_) | Error::OutOfSpace(_)))) => Response::failure(409, error),
@@ -248,7 +248,7 @@ async fn flush(cache: WeakObjectCache, request: Request) -> Response {
         Err(refused) => return *refused,
     };
     let Flush { namespace, wait_ms } = body;
-    // A record without a name is that of several namespaces, which may include this one.
+    // A record without a name covers several namespaces, which may include this one.
     if cache.namespaces().iter().all(|of| of.namespace.as_ref().is_some_and(|own| *own != name)) {
         return no_such_namespace(&namespace);
     }
@@ -256,7 +256,7 @@ async fn flush(cache: WeakObjectCache, request: Request) -> Response {
     let flushed = cache.flush(FlushRequest::new(Scope::Namespace(name)));
     match tokio::time::timeout(wait_of(wait_ms), flushed).await {
         Ok(Ok(_)) => Response::json(&json!({ "done": true })),
-        // Waiting does not help: `lost` lists the objects to be repaired.
+        // To wait does not help: `lost` lists the objects to be repaired.
         Ok(Err(error @ Error::WritesLost(_))) => Response::failure(409, error),
         Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
         Err(_) => Response::json(&json!({ "done": false, "why": "its dirty data are not stored yet" })),

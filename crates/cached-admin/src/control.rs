@@ -196,7 +196,7 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
     routes.get("/config.json", Access::Read, move |_| {
         let reloader = Arc::clone(&shown);
         async move {
-            // Blocks while a reload reads files.
+            // This blocks while a reload reads files.
             match tokio::task::spawn_blocking(move || document(&reloader.effective())).await {
                 Ok(document) => Response::json(&document),
                 Err(error) => {
@@ -268,7 +268,7 @@ mod builtin_tests {
 
     #[test]
     fn the_format_follows_the_accept_header() {
-        // The header that Prometheus 2.42 sends.
+        // Prometheus 2.42 sends this header.
         assert!(prefers_openmetrics(
             "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,\
              text/plain;version=0.0.4;q=0.3,*/*;q=0.2"

@@ -114,7 +114,7 @@ impl Health {
             let reasons: Vec<String> = inner.draining.iter().chain(&inner.starting).cloned().collect();
             (reasons, inner.ready.clone(), inner.live.clone())
         };
-        // Outside the lock, because a check may use this state.
+        // Checks run outside the lock, because a check may use this state.
         reasons.extend(run(&checks));
         reasons.extend(run(&live));
         reasons

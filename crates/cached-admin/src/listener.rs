@@ -92,7 +92,7 @@ impl AdminServer {
         let body = move || {
             runtime.block_on(async move {
                 let mut ended = ended;
-                // Ends immediately if nothing is held.
+                // The wait ends immediately if nothing is held.
                 tokio::select! {
                     _ = begun => {}
                     _ = &mut ended => return,
@@ -204,7 +204,7 @@ fn open(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketA
     let mut sockets = inherited.map_err(failed)?;
     if sockets.is_empty() {
         let candidates: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
-        // Checked before a socket exists.
+        // The addresses are checked before a socket exists.
         candidates.iter().copied().try_for_each(check)?;
         sockets = cached_http::bind(&*candidates).map_err(failed)?;
     }

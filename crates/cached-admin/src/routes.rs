@@ -263,9 +263,9 @@ impl Gate<'_> {
         headers: &HeaderMap,
     ) -> Result<bool, Box<Response>> {
         let forbidden = |line: &str| Err(Box::new(Response::failure(StatusCode::FORBIDDEN.as_u16(), line)));
-        // A page of another site should know no token, and cannot read responses. Its requests are
-        // refused even with a token, and also where no token is required, so that no page can make
-        // this program work. Only links may lead here from other sites.
+        // A page of another site should not know a token, and cannot read responses. Its requests
+        // are refused even with a token, and also if no token is required, so that no such page can
+        // make this program do work. Only links may lead here from other sites.
         let is_link = || access == Access::Read && is_navigation(headers);
         if access != Access::Public && is_of_other_site(uri, headers) && !is_link() {
             return forbidden("a browser sent this request for a page of another site");
@@ -308,7 +308,7 @@ fn is_of_other_site(uri: &Uri, headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site != "same-origin" && site != "none";
     }
-    // Over HTTP beyond loopback, a browser sends only this header, and only with a POST.
+    // Without TLS and beyond loopback, a browser sends only this header, and only with a POST.
     headers.get(ORIGIN).is_some_and(|origin| {
         let own = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         let host = authority(uri, headers).ok().flatten();
@@ -487,7 +487,7 @@ mod access_tests {
         for own in [
             &[][..],
             &[("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:9150")],
-            // Behind a proxy, the name differs.
+            // Behind a proxy, the names differ.
             &[("sec-fetch-site", "same-origin"), ("origin", "https://cached.example")],
             &[("sec-fetch-site", "none")],
             &[("origin", "http://127.0.0.1:9150")],
@@ -496,7 +496,7 @@ mod access_tests {
         }
         for other in [
             &[("sec-fetch-site", "cross-site")][..],
-            // Another port is the same site.
+            // A page on another port belongs to the same site.
             &[("sec-fetch-site", "same-site"), ("sec-fetch-mode", "cors")],
             &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate"), ("sec-fetch-dest", "iframe")],
             &[("origin", "http://127.0.0.1:8080")],

@@ -229,7 +229,7 @@ impl Tokens {
     #[must_use]
     pub fn accept(&self, token: &[u8]) -> bool {
         let digest = digest(token);
-        // Compares with all digests, so that the time does not depend on the token.
+        // The token is compared with all digests, so that the time does not depend on the token.
         self.inner.digests.read().iter().filter(|known| equal_digests(known, &digest)).count() > 0
     }
 }
@@ -283,7 +283,7 @@ fn read(path: &Path) -> Result<Vec<[u8; 32]>, FileError> {
         return wrong(format!("has {count} lines; it must have one token, or two during a rotation"));
     }
     for token in &tokens {
-        // Only characters that an Authorization header can carry.
+        // The token may contain only characters that an Authorization header can carry.
         if !token.iter().all(u8::is_ascii_graphic) {
             return wrong(
                 "has a token with characters other than ASCII letters, digits and punctuation".into(),

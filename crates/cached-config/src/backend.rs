@@ -311,7 +311,7 @@ impl FromStr for BackendTable {
             Some(("synapse", address)) => {
                 Ok(Self::Synapse(RemoteTable { address: address.into(), ..RemoteTable::default() }))
             }
-            // The rest may contain a secret.
+            // The rest of the text may contain a secret.
             kind => Err(format!(
                 "{:?} is not a backend; expected memory:, file:DIR, rados:POOL[,KEY=VALUE]..., \
                  s3:BUCKET[,KEY=VALUE]... or synapse:HOST:PORT[,HOST:PORT]...",

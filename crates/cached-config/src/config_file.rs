@@ -172,12 +172,12 @@ pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, C
     let at = |span: Option<Range<usize>>, key: String, why: &str| {
         let before = span.and_then(|span| text.as_bytes().get(..span.start));
         let line = before.map(|before| 1 + before.iter().filter(|byte| **byte == b'\n').count());
-        // Some messages are followed by an excerpt.
+        // Some messages are followed by an excerpt from the file.
         let why = why.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
         ConfigError { line, ..ConfigError::new(key, why).in_file(path) }
     };
-    // Parsed from a JSON tree, because TOML's own deserializer generates three copies of the code
-    // of each table.
+    // The values are parsed from a JSON tree, because TOML's own deserializer generates three
+    // copies of the code of each table.
     let mut values: Value =
         toml::from_str(text).map_err(|error| at(error.span(), String::new(), error.message()))?;
     let span = |path: &[Step<'_>]| DeTable::parse(text).ok().map(|root| span_of(&root, path));

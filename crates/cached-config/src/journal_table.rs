@@ -147,7 +147,7 @@ impl JournalTable {
             return require(directory.is_dir(), &key("directory"), || format!("{shown} is not a directory"));
         }
         if !self.create {
-            // As for a store, whether the disk is mounted is known only at startup.
+            // As with a store, whether the disk is mounted is known only at startup.
             return Ok(());
         }
         let parent = parent.filter(|parent| !parent.as_os_str().is_empty());

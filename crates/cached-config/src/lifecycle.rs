@@ -226,7 +226,7 @@ impl ShutdownError {
 /// not be recovered from the journal, which then keeps their records.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     if cache.is_stored() {
-        // The store, which may be unavailable, is not needed for this.
+        // This does not need the store, which may be unavailable.
         close_stored_journal(cache).await;
         return Ok(());
     }
@@ -240,7 +240,7 @@ pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), S
 
 /// Closes the journal, if there is one, of a cache whose data is all stored.
 pub async fn close_stored_journal(cache: &ObjectCache) {
-    // Everything is stored: if the journal fails to record that, the next startup only has to
+    // Everything is stored. If the journal fails to record that, the next startup only has to
     // replay it.
     if let Err(error) = cache.close_journal().await {
         tracing::warn!(cause = %error, "the journal could not be closed");
@@ -269,7 +269,7 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
-        // If nothing is dirty any more, the error concerns the store's own data.
+        // If no data are dirty any more, the error concerns the store's own data.
         let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + FLUSH_RETRY_DELAY;
         if is_hopeless || again >= deadline {

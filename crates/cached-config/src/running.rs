@@ -125,13 +125,14 @@ impl LiveObjects {
         let server = self.listener.as_ref().and_then(Weak::upgrade);
         let limits_before = server.as_ref().map(|server| server.limits());
         if let (Some(server), Some(table)) = (&server, listener) {
-            // Applied first, because these limits can be refused: then nothing has changed.
+            // These limits are applied first, because they can be refused: then nothing has
+            // changed.
             server.set_limits(&table.server()).map_err(|error| SynapseTable::error(&error))?;
         }
         let undo_limits = || {
             if let (Some(server), Some(before)) = (&server, &limits_before) {
-                // These limits were in force a moment ago; connections opened since then may make
-                // them too small.
+                // These limits were in force before. Connections opened since then may make them
+                // too small.
                 let _ = server.set_limits(before);
             }
         };
@@ -155,7 +156,7 @@ impl LiveObjects {
                 undo_limits();
                 if let Some(listener) = &server {
                     let mut all = in_force.listener.iter().cloned();
-                    // These secrets were in force a moment ago.
+                    // These secrets were in force before, so they are accepted.
                     let _ = listener.set_secrets(all.next(), all.next());
                 }
                 return Err(error.into());
@@ -186,7 +187,7 @@ pub fn descriptors_max() -> u64 {
 /// Raises the limit of open files to `wanted`, which the process may need, or as far as the system
 /// allows. Returns the new limit.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
-    // A reload may ask for the needs of one listener only.
+    // A reload may determine the needs of one listener only.
     DESCRIPTORS_MAX.fetch_max(wanted, Ordering::Relaxed);
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
@@ -197,7 +198,7 @@ pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     if setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(maximum) }).is_ok() {
         return wanted;
     }
-    // Without root, up to the hard limit.
+    // Without root privileges, the limit is raised up to the hard limit.
     let maximum = limit.maximum.unwrap_or(u64::MAX);
     match setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: limit.maximum }) {
         Ok(()) => maximum,

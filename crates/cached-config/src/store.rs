@@ -172,13 +172,13 @@ impl Store {
             #[cfg(feature = "rados")]
             Close::Rados(rados) => {
                 match alone(rados, timeout) {
-                    // Everything acknowledged is stored, so a connection that does not close in
-                    // time loses nothing.
+                    // All acknowledged data are stored, so a connection that does not close in time
+                    // loses nothing.
                     Ok(rados) => drop(rados.close(timeout)),
                     Err(rados) => {
                         tracing::warn!("the connection to the cluster is still used, and is not closed");
                         // Otherwise the last handle, wherever it is, would close the connection
-                        // while the process ends, which librados does not survive.
+                        // while the process exits, which crashes librados.
                         std::mem::forget(rados);
                     }
                 }

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..KvConfig::default()
     })?;
 
-    // Values, expiries, counters.
+    // Values, expiries and counters.
     kv.set(b"greeting", b"hello")?;
     kv.append(b"greeting", b", world")?;
     assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"hello, world"[..]));
@@ -43,20 +43,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     assert_eq!(kv.increment(b"visits", 0)?, 2000);
 
-    // A value created on a miss: threads that ask for it at the same time wait for one of them.
+    // A value that is created on a miss: of the threads that request it simultaneously, one creates
+    // it and the others wait.
     let page = kv.get_or_insert_with(b"page:home", || {
         NewValue::new("<html>an expensive page</html>").ttl(Duration::from_secs(60))
     });
     assert_eq!(kv.get(b"page:home"), Some(page));
 
-    // Optimistic change: read with the CAS value, and store only if no other thread has stored
-    // meanwhile.
+    // An optimistic change: reads the value with its CAS value, and stores the new value only if no
+    // other thread has stored in the meantime.
     let (_, cas) = kv.get_with_cas(b"greeting").expect("set above");
     kv.compare_and_set(b"greeting", b"bonjour", cas)?;
     assert_eq!(kv.compare_and_set(b"greeting", b"too late", cas), Err(CasError::Changed));
 
-    // More data than memory: the eviction policy keeps items that are read again, and evicts the
-    // others.
+    // If the data exceed the memory, the eviction policy keeps items that are read again, and
+    // evicts the others.
     for n in 0..200_000u32 {
         kv.set(&n.to_le_bytes(), &[0; 100])?;
         kv.get(b"greeting");

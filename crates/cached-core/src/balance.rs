@@ -133,7 +133,7 @@ impl<const N: usize> Balance<N> {
         let filled = earlier + taker.filled as f64 * difference / self.gain(to);
         let most = step.min(giver.size - giver.min).min(taker.max - taker.size);
         let size = (filled as u64).min(most) / self.unit * self.unit;
-        // Only the remainder is carried over, not what the limits have cut off.
+        // Only the remainder is carried over, not the part that the limits have cut off.
         self.rest = Some((to, (filled - size as f64).min(self.unit as f64)));
         (size > 0).then_some(Transfer { from, to, size })
     }

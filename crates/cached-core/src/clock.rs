@@ -102,7 +102,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now_secs(&self) -> u32 {
-        // After 136 years, the clock stops at its last second.
+        // After 136 years, the clock stops at its maximum.
         u32::try_from(monotonic_coarse().saturating_sub(self.start).as_secs())
             .unwrap_or(u32::MAX)
             .saturating_add(self.first)

@@ -42,7 +42,7 @@ impl KeyHash {
 /// Returns the table of a shared seed. It is never freed, but there is only one per seed, however
 /// many stores are opened.
 fn stable_seed(seed: u64) -> &'static SharedSeed {
-    // Not from `crate::sync`: interleavings make no difference to it.
+    // This is not from `crate::sync`, because interleavings make no difference here.
     static TABLES: Mutex<Vec<(u64, &SharedSeed)>> = Mutex::new(Vec::new());
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, table)) = tables.iter().find(|(of, _)| *of == seed) {

@@ -127,7 +127,7 @@ mod imp {
 
     #[cfg(not(shuttle))]
     use std::thread_local;
-    // Shuttle's threads share one system thread.
+    // All of shuttle's threads run on one system thread.
     #[cfg(shuttle)]
     use shuttle::thread_local;
 

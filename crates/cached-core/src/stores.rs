@@ -53,7 +53,7 @@ mod observed {
     }
 
     pub(crate) fn done() {
-        // The hook is taken out during the call, so that it may write.
+        // The hook is removed during the call, so that the hook itself may write.
         let Some(mut hook) = HOOK.with(|slot| slot.borrow_mut().take()) else { return };
         hook();
         HOOK.with(|slot| *slot.borrow_mut() = Some(hook));

@@ -167,10 +167,10 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     })
 }
 
-// Threads: small numbers by which they choose append streams and queues, and work on all cores at
-// startup and shutdown.
+// Threads have small numbers, by which they choose append streams and queues. This module also runs
+// work on all cores at startup and shutdown.
 
-// Not a shuttle atomic: no test of interleavings depends on it.
+// This is not a shuttle atomic, because no test of interleavings depends on it.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };

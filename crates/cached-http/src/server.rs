@@ -98,6 +98,6 @@ pub async fn drain(mut body: Incoming, bytes_max: usize, stall_max: Duration) {
             left = rest;
         }
     };
-    // The response is sent in any case.
+    // The response is sent whether or not the body was drained.
     let _ = timeout(DRAIN_TIME_MAX, draining).await;
 }

@@ -65,7 +65,7 @@ pub fn contains_tag(headers: &HeaderMap, name: &HeaderName, own: &str, is_strong
             let (is_weak, tag) = rest.strip_prefix("W/").map_or((false, rest), |tag| (true, tag));
             let (tag, after) = match tag.strip_prefix('"') {
                 Some(quoted) => quoted.split_once('"')?,
-                // S3 accepts tags without quotes.
+                // S3 accepts ETags without quotes.
                 None => {
                     let end = tag.find(',').unwrap_or(tag.len());
                     (tag[..end].trim(), &tag[end..])

@@ -15,7 +15,7 @@ use clap_mangen::roff::{Roff, bold, roman};
 pub(crate) fn page(program: &str, version: &str, file_name: &str, text: &str) -> String {
     let mut page = Page::default();
     let source = format!("{program} {version}");
-    // The date is left out.
+    // The page has no date.
     page.roff.control("TH", [file_name, "5", "\"\"", source.trim_end()]);
     page.roff.control("SH", ["NAME"]);
     page.roff.text([roman(format!("{file_name} - configuration of {program}"))]);

@@ -37,7 +37,7 @@ pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode>
         [option, directory, file] if option == OPTION => (Path::new(directory), Some(Path::new(file))),
         _ => return None,
     };
-    // Before anything is written.
+    // The file is read before anything is written.
     let text = file.map(|path| fs::read_to_string(path).map_err(|error| (path, error))).transpose();
     let written = text.and_then(|text| {
         let command = command();
@@ -50,7 +50,7 @@ pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode>
     match written {
         Ok(()) => Some(ExitCode::SUCCESS),
         Err((path, error)) => {
-            // If nobody reads this, there is still the exit status.
+            // If nobody can read this, the exit status still reports the failure.
             let _ = writeln!(io::stderr(), "{OPTION} {}: {error}", path.display());
             Some(ExitCode::from(NOT_WRITTEN))
         }
@@ -71,8 +71,8 @@ fn configuration_page(command: &Command, path: &Path, text: &str) -> (String, St
 /// If a directory or a file cannot be written. Earlier files have been written by then.
 pub fn write(mut command: Command, directory: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
-    // Pages about `help` and its subcommands would repeat the others. Completions add it to their
-    // command.
+    // Pages about `help` and its subcommands would repeat the others. In completions, `help`
+    // belongs to its command.
     let without_help = command.clone().disable_help_subcommand(true);
     let folder = |part: &str| {
         let path = directory.join(part);
@@ -81,7 +81,7 @@ pub fn write(mut command: Command, directory: &Path) -> io::Result<()> {
     for (shell, part) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut command, &name, &mut text);
-        // The names under which the shells look for them.
+        // Each shell looks for its completions under one of these names.
         let file = match shell {
             Shell::Zsh => format!("_{name}"),
             Shell::Fish => format!("{name}.fish"),

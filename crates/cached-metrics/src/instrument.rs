@@ -52,7 +52,7 @@ impl Gauge {
     /// Returns a gauge at 0.
     #[must_use]
     pub const fn new() -> Self {
-        // The bits of 0.0 are 0.
+        // 0.0 is represented by zero bits.
         Self(AtomicU64::new(0))
     }
 
@@ -74,7 +74,7 @@ impl Gauge {
 }
 
 fn add_f64(bits: &AtomicU64, change: f64) {
-    // Only the sum matters, never the order.
+    // Only the sum matters, not the order of the additions.
     let sum = |old: u64| Some((f64::from_bits(old) + change).to_bits());
     let _ = bits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
 }
@@ -135,7 +135,7 @@ impl Histogram {
             count
         });
         let buckets = self.bounds.iter().copied().zip(&mut cumulative).collect();
-        // Values above the last bound.
+        // This skips the values above the last bound.
         cumulative.next();
         drop(cumulative);
         Value::Histogram { buckets, sum: f64::from_bits(self.sum.load(Ordering::Relaxed)), count }

@@ -19,7 +19,7 @@ const UNIT_NANOS: u64 = 250;
 
 /// Returns the bucket of a duration.
 fn bucket_of(nanos: u64) -> usize {
-    // Minus one, because upper bounds are inclusive.
+    // One is subtracted, because upper bounds are inclusive.
     let units = nanos.saturating_sub(1) / UNIT_NANOS;
     if units < STEPS as u64 {
         return 0;
@@ -196,8 +196,8 @@ impl LatencySnapshot {
             let is_octave = bucket % STEPS == 0;
             let octave = (bucket / STEPS) as u32;
             if is_octave && (first..=last.min(OCTAVES as u32)).contains(&octave) {
-                // The floating-point number nearest to the decimal one, so that it is printed with
-                // few digits.
+                // The bound is the floating-point number nearest to the decimal one, so that it is
+                // printed with few digits.
                 buckets.push(((1u64 << octave) as f64 / 1e6, below));
             }
         }

@@ -171,7 +171,7 @@ mod tests {
                 found.insert(status);
             }
         }
-        // The others end a running program.
+        // The other statuses end a running program.
         let all = Exit::ALL.map(Exit::status).into_iter();
         let at_start: BTreeSet<u8> = all.filter(|status| ![70, 74].contains(status)).collect();
         assert_eq!(found, at_start, "left: docs/operations/mend.md");
@@ -189,7 +189,7 @@ mod tests {
             for line in [
                 format!("RestartPreventExitStatus={}", never.join(" ")),
                 "Restart=on-failure".into(),
-                // Otherwise, systemd would give up after five failed starts.
+                // Without this, systemd would give up after five failed starts.
                 "StartLimitIntervalSec=0".into(),
             ] {
                 assert!(text.lines().any(|found| found == line), "{unit} lacks {line}");

@@ -51,7 +51,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if !self.is_another && self.file.is_some() && file_at(&self.path) == self.file {
-            // Fails if the file has been removed in the meantime.
+            // This fails if the file has been removed in the meantime.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -20,7 +20,7 @@ impl Drain {
     /// Requests the shutdown. From now on, the process is not ready. Calls after the first have no
     /// effect.
     pub fn request(&self) {
-        // Fails after the first call.
+        // This fails after the first call.
         let _ = self.0.set(());
     }
 
@@ -66,7 +66,7 @@ pub fn watch_panics() {
             Format::Text => usual(info),
             Format::Json => print_panic(line.clone()),
         }
-        // The first panic is the cause of later ones.
+        // The first panic is the cause of the later ones.
         let _ = FIRST_PANIC.set(line);
         PANICKED.notify_one();
     }));

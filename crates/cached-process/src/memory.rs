@@ -8,7 +8,7 @@ use libc::{M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, c_int};
 
 /// Returns this machine's memory in bytes; 0 if unknown.
 fn machine_bytes() -> u64 {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let of = |name| u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0);
     of(libc::_SC_PHYS_PAGES).saturating_mul(of(libc::_SC_PAGESIZE))
 }
@@ -38,9 +38,9 @@ pub fn set_bytes_max(bytes: u64) {
 }
 
 // glibc keeps freed memory for later allocations. Buffers that grow and are freed in any order
-// leave gaps that nothing else fits into, and each large buffer that is freed raises glibc's
-// threshold for mapping memory directly. So after a burst of large requests, several times the
-// memory in use stays resident.
+// leave gaps that fit nothing else, and each large buffer that is freed raises glibc's threshold
+// for mapping memory directly. Therefore, after a burst of large requests, several times the memory
+// in use stays resident.
 
 /// Buffers of at least this size, in bytes, get their own mappings, which return to the system when
 /// freed and grow without a copy.
@@ -56,7 +56,7 @@ pub fn configure_allocator() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `mallopt` takes two plain numbers and is called before any other thread exists.
     unsafe {
-        // Few heaps, so that memory freed by one thread is reused by all.
+        // There are only a few heaps, so that memory freed by one thread is reused by all.
         libc::mallopt(M_ARENA_MAX, 2);
         libc::mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
         libc::mallopt(M_TRIM_THRESHOLD, KEPT_BYTES_MAX);

@@ -110,7 +110,7 @@ fn mask_at(line: &[u8], base: usize, bits: impl Fn(&[u8; 16]) -> u32) -> u64 {
         return mask_of(block);
     }
     if let Some(block) = line.last_chunk() {
-        // Less than a block remains: uses the last block without the bytes before `base`.
+        // Less than a block remains, so the last block is used without the bytes before `base`.
         return mask_of(block) >> (BLOCK - rest.len());
     }
     // Bits after the end do not end a word.
@@ -287,7 +287,7 @@ mod tests {
     fn plain_words_are_the_words_of_their_line() {
         for len in 0..150 {
             for parts in [1, 2, 7, 20, 33] {
-                // Words of `parts - 1` bytes, a space after each.
+                // The text has words of `parts - 1` bytes, each followed by a space.
                 let mut text: Vec<u8> =
                     (0..len).map(|at| if at % parts == parts - 1 { b' ' } else { b'k' }).collect();
                 text.extend_from_slice(b"\r\nget next\r\n");

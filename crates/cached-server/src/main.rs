@@ -61,7 +61,7 @@ fn run(parent: &Cell<Option<Parent>>) -> Result<(), Failure> {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     match cli::read(&arguments, None)? {
         Request::Print(text) => {
-            // Fails if the reader has closed the pipe, as `head` does.
+            // This fails if the reader has closed the pipe, as `head` does.
             let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(())
         }
@@ -91,7 +91,7 @@ fn serve(
     let program = Program::of_this_process(&arguments);
     let signals = Signals::take_over().map_err(trouble)?;
     let settings = &config.settings;
-    // Before the user changes, because only root may be able to read the files.
+    // The files are read before the user changes, because only root may be able to read them.
     let loaded = config.load()?;
     let Loaded { secrets, tokens, tls, admin_tls, listeners, s3_tls, s3_secrets } = loaded;
     let http_keys = listeners.http_keys.clone();
@@ -135,7 +135,7 @@ fn serve(
     }
     let activated = !inherited.is_empty();
     let (pid_path, daemon) = (settings.pid_file.clone(), settings.daemon);
-    // Opened first, so that it responds while the startup waits for the store.
+    // The admin listener opens first, so that it responds while the startup waits for the store.
     let admin_sockets = take_over.as_mut().map_or_else(Vec::new, TakeOver::take_admin_sockets);
     let open_admin = |table: &AdminTable| {
         let mut config = table.config(tokens.clone(), admin_tls);
@@ -167,7 +167,7 @@ fn serve(
             start.show(now);
         }
         if signals.is_end_requested("while the memory file is taken over") {
-            // The file's content is left unchanged: the next start is like one after a kill.
+            // The file's content is left unchanged, so the next start is like one after a kill.
             tracing::info!("shut down before the memory file was taken over");
             std::process::exit(0);
         }
@@ -311,9 +311,9 @@ fn until_served(
             objects.end();
         }
     };
-    // Even after a panic on this thread, objects are stored before the end.
+    // Even after a panic on this thread, objects are stored before the process exits.
     let served = panic::catch_unwind(AssertUnwindSafe(|| server.run_with(end, serving)));
-    // Also needed if a client has requested the end.
+    // This is also necessary if a client has requested the shutdown.
     draining();
     // The sources of the admin listener hold handles of the object cache, and the store closes only
     // after the last handle.
@@ -325,7 +325,8 @@ fn until_served(
     }
     let stored = match objects {
         Some(objects) if has_served.get() && !upgrader.is_done() => store(objects, signals),
-        // There is no object cache, it has acknowledged nothing, or another process has its store.
+        // There is no object cache, the cache has acknowledged nothing, or another process has its
+        // store.
         _ => Ok(()),
     };
     let defect = match (served, first_panic()) {
@@ -404,7 +405,7 @@ fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
 
 /// Stores dirty objects, unless a second signal forces the end.
 fn store(objects: RunningObjects, signals: &Signals) -> Result<(), Failure> {
-    // Also needed if a client has requested the end.
+    // This is also necessary if a client has requested the shutdown.
     request_time(objects.shutdown_time_max());
     let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
     let forced = async {
@@ -436,7 +437,7 @@ fn announce(
         .collect();
     let all = all.join(", ");
     let _ = writeln!(text, " on {all}");
-    // An example for people, of no use among the lines of a JSON log.
+    // This example is for people, and of no use among the lines of a JSON log.
     if let Some(first) = addresses.first().filter(|_| Format::outside() == Format::Text) {
         let host = if first.ip().is_unspecified() { "localhost".into() } else { first.ip().to_string() };
         let command = r"printf 'set greeting 0 0 5\r\nhello\r\nget greeting\r\nquit\r\n'";

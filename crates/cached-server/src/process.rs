@@ -49,13 +49,13 @@ pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
 /// If there is no such user, or the system refuses.
 pub fn become_user(name: &str) -> io::Result<()> {
     let (uid, gid) = user(name)?;
-    // SAFETY: no pointers but a null one for an empty list.
+    // SAFETY: the only pointer is the null pointer of an empty list.
     let refused = unsafe { libc::setgroups(0, std::ptr::null()) != 0 };
     // This happens in a user namespace, where the process has few privileges anyway.
     if refused && io::Error::last_os_error().raw_os_error() != Some(libc::EPERM) {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     if unsafe { libc::setgid(gid) != 0 || libc::setuid(uid) != 0 } {
         return Err(io::Error::last_os_error());
     }
@@ -82,7 +82,7 @@ pub fn allow_core_dumps() -> io::Result<()> {
 /// # Errors
 /// If the system refuses, usually for lack of privileges.
 pub fn lock_memory() -> io::Result<()> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -108,7 +108,7 @@ impl Parent {
     }
 
     fn tell(self, told: &[u8]) {
-        // Fails if the parent has been killed, in which case there is nobody to tell.
+        // This fails if the parent has been killed, in which case there is nobody to tell.
         let _ = File::from(self.0).write_all(told);
     }
 }
@@ -131,7 +131,7 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<Parent> {
         child => {
             drop(tells);
             let status = outcome(told, child);
-            // SAFETY: ends the process, nothing else.
+            // SAFETY: the call only ends the process.
             unsafe { libc::_exit(status) }
         }
     }
@@ -142,7 +142,8 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<Parent> {
     if !keep_output {
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
         for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-            // SAFETY: plain numbers; the old streams are closed, and nothing else holds them.
+            // SAFETY: the arguments are plain numbers; the old streams are closed, and nothing else
+            // holds them.
             if unsafe { libc::dup2(null.as_raw_fd(), stream) } < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -154,15 +155,16 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<Parent> {
 /// Waits until a daemon serves or has ended. Prints the reason if it has ended, and returns the
 /// exit status.
 fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
-    // Signals end this process while it waits; the daemon reads its own from a descriptor.
-    // SAFETY: an all-zero set is a valid value to be overwritten, and the pointers lead to it.
+    // While this process waits, signals end it; the daemon reads its own from a descriptor. SAFETY:
+    // an all-zero set is a valid value to be overwritten, and the pointers lead to it.
     unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
     }
     let mut words = Vec::new();
-    // Ends when the daemon has reported something, or has closed its copy of the pipe by ending.
+    // The read ends when the daemon has reported something, or has closed its end of the pipe by
+    // exiting.
     let _ = told.read_to_end(&mut words);
     if let Some((status, line)) = words.split_first() {
         if *status != 0 {
@@ -171,13 +173,13 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
         return i32::from(*status);
     }
     let mut status = 0;
-    // SAFETY: our own child, and the pointer leads to a number.
+    // SAFETY: the process is our child, and the pointer leads to a number.
     if unsafe { libc::waitpid(child, &mut status, 0) } != child {
         return i32::from(Exit::Trouble.status());
     }
     match libc::WIFEXITED(status) {
         true => libc::WEXITSTATUS(status),
-        // The status that a shell would show.
+        // A shell would show this status.
         false => 128 + libc::WTERMSIG(status),
     }
 }
@@ -204,7 +206,7 @@ pub fn remove_pid_file(path: &Path) {
 /// Returns the ID of the process that the pid file names, if that process exists.
 fn process_in_pid_file(path: &Path) -> Option<i32> {
     let pid: i32 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
-    // SAFETY: plain numbers; signal 0 only checks whether the process exists.
+    // SAFETY: the arguments are plain numbers; signal 0 only checks whether the process exists.
     (pid > 0 && pid != std::process::id() as i32 && unsafe { libc::kill(pid, 0) } == 0).then_some(pid)
 }
 
@@ -225,7 +227,7 @@ pub fn inherited_sockets() -> Vec<OwnedFd> {
         return Vec::new();
     }
     let descriptors = (FIRST_FD..).take((count as usize).min(FDS_MAX)).filter(|fd| {
-        // SAFETY: a plain number; sets a flag on a descriptor, or fails.
+        // SAFETY: the arguments are plain numbers; the call sets a flag on a descriptor, or fails.
         unsafe { libc::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC) == 0 }
     });
     // SAFETY: the variables state that these descriptors belong to this process, the check above

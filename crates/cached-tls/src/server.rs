@@ -131,7 +131,8 @@ impl ServerTls {
         now: [Stamp; 3],
         others: impl FnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>, TlsError> {
-        // Recorded before the files are read, so that a change meanwhile is noticed the next time.
+        // The attempt is recorded before the files are read, so that the next check notices a
+        // change in between.
         let attempted = std::mem::replace(&mut *read, now);
         let fresh = InForce::load(&self.settings, &self.policies, Some(&self.in_force.read()))?;
         let outcome = others();
@@ -210,8 +211,8 @@ fn config(
         ClientCertificates::Require
             if material.authorities.is_empty() && settings.client_certificates != policy =>
         {
-            // As in memcached, a separate listener: it serves no client, while the others serve
-            // theirs.
+            // As in memcached, this is a separate listener, which accepts no client while the other
+            // listeners serve theirs.
             builder.with_client_cert_verifier(Arc::new(NoAuthorities(provider.clone())))
         }
         ClientCertificates::Request | ClientCertificates::Require => {
@@ -243,7 +244,7 @@ fn config(
     if settings.session_tickets {
         config.send_tls13_tickets = TICKETS;
         // Each policy has its own tickets: a client that showed no certificate must not resume a
-        // session where one is required.
+        // session on a listener that requires one.
         config.ticketer = match earlier {
             Some(earlier) => earlier.ticketer.clone(),
             None => tickets()?,

@@ -53,7 +53,7 @@ pub async fn renew_files<E: Display + Send + 'static>(
     reload_if_changed: impl Fn() -> Result<bool, E> + Clone + Send + 'static,
 ) {
     loop {
-        // Sleeps first, because the files have just been read.
+        // The task sleeps first, because the files have just been read.
         tokio::time::sleep(INTERVAL).await;
         // Reading files may block.
         match tokio::task::spawn_blocking(reload_if_changed.clone()).await {

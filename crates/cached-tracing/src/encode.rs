@@ -44,7 +44,7 @@ pub(crate) fn request(origin: &Origin, resource: &Value, spans: Vec<FinishedSpan
 }
 
 fn encode(span: FinishedSpan) -> Value {
-    // SPAN_KIND_INTERNAL, SPAN_KIND_SERVER, SPAN_KIND_CLIENT.
+    // The numbers are SPAN_KIND_INTERNAL, SPAN_KIND_SERVER and SPAN_KIND_CLIENT.
     let kind = match span.kind {
         SpanKind::Internal => 1,
         SpanKind::Server => 2,

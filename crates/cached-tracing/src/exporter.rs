@@ -161,8 +161,8 @@ fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
     let request = Request::post(url).header("content-type", "application/json");
     let response = match client.send(request, body.clone(), ANSWER_BYTES_MAX) {
         Ok(response) => response,
-        // The collector has received the batch, but its response is not valid. Sending the batch
-        // again would give the same response.
+        // The collector has received the batch, but its response is invalid. The same batch would
+        // get the same response.
         Err(error @ RequestError::TooLong(_)) => return Answer::Refused(error.to_string()),
         Err(error) => return Answer::Away(error.to_string()),
     };
@@ -203,7 +203,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let _ = stream.read(&mut [0; 4096]).unwrap();
             let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", ANSWER_BYTES_MAX + 1);
-            // The client stops reading.
+            // The client stops reading its responses.
             let _ = stream.write_all(&[head.into_bytes(), vec![b' '; ANSWER_BYTES_MAX + 1]].concat());
         });
         let client = client(&Origin { program: "test", version: "1" }).unwrap();

@@ -40,7 +40,7 @@ impl Queue {
             return self.dropped.increment();
         }
         state.spans.push_back(span);
-        // The first span starts the wait for more, and a full batch ends it.
+        // The first span starts the wait for further ones, and a full batch ends it.
         if state.spans.len() == 1 || state.spans.len() == BATCH_MAX {
             self.changed.notify_all();
         }

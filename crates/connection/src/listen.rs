@@ -86,7 +86,7 @@ enum AsyncSocket {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(path) = &self.file {
-            // The file may be gone already, and nothing depends on it.
+            // The file may have been removed already, and nothing depends on it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -140,7 +140,7 @@ async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Either no file descriptor is free, or the client has already closed the
-                // connection. Without a pause, the first case would spin.
+                // connection. Without a pause, the loop would spin in the first case.
                 service.log_accept_error(&error);
                 service.sleep(ACCEPT_PAUSE).await;
                 continue;

@@ -189,8 +189,8 @@ impl Output {
             self.small.clear();
             self.small.shrink_to(KEPT_BYTES);
         } else if self.sent > KEPT_BYTES && self.sent > self.small.len() / 2 {
-            // Drains only when at least half is sent, so the bytes moved never exceed the bytes
-            // sent.
+            // The buffer drains only when at least half is sent, so the bytes moved never exceed
+            // the bytes sent.
             self.small.drain(..self.sent);
             self.sent = 0;
             self.small.shrink_to(KEPT_BYTES);
@@ -245,7 +245,7 @@ mod tests {
                 payload
             });
         }
-        // Ends inside the second pinned segment.
+        // The sent part ends inside the second pinned segment.
         output.advance(3 + 10_000 + 5000);
         let before = left(&output);
         assert_eq!((before.len(), output.pending_bytes()), (2 * 26_387 - 15_003, 2 * 26_387 - 15_003));

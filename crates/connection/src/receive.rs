@@ -69,7 +69,7 @@ pub fn poll_fill(
 /// Copies the payload bytes that have arrived together with the head.
 pub fn copy_into(reserved: &mut dyn ReceiveBuffer, mut bytes: &[u8]) {
     let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
-    // Reading from a slice never fails, and the receive buffer has space for all of it.
+    // A read from a slice never fails, and the receive buffer has space for all of it.
     while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
 }
 

@@ -93,7 +93,7 @@ impl Stream {
                     ready!(stream.poll_read_ready(cx))?;
                     transfer!(stream, Interest::READABLE, room, read_slices(stream, places))
                 }
-                // Such a stream has no vectored read.
+                // This kind of stream has no vectored read.
                 Self::Other(_) => {
                     let first = places.iter_mut().find(|place| !place.is_empty());
                     return first.map_or(Poll::Ready(Ok(0)), |place| self.poll_read(cx, place));

@@ -55,7 +55,7 @@ pub(crate) fn pin_thread(index: usize, threads: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     if let Err(error) = sched_setaffinity(None, &set) {
-        // Some sandboxes refuse this; the thread then runs on any core.
+        // Some sandboxes refuse the call; then the thread runs on any core.
         tracing::warn!(cause = %error, "pin_workers: a worker cannot be pinned to its core");
     }
 }

@@ -51,7 +51,7 @@ pub enum Kinds {
 /// # Errors
 /// The reason why the file cannot be opened.
 pub fn open(path: &Path, kinds: Kinds) -> Result<NamedFile, FileError> {
-    // Checked before the file is opened, because opening a device can have effects.
+    // The kind is checked before the file is opened, because opening a device can have effects.
     check(path, &std::fs::metadata(path)?, kinds)?;
     let mut flags = OFlags::RDONLY | OFlags::CLOEXEC;
     if kinds == Kinds::Regular {
@@ -156,7 +156,7 @@ impl FileError {
 impl From<io::Error> for FileError {
     fn from(error: io::Error) -> FileError {
         let text = error.to_string();
-        // Without the number of the error.
+        // The text is shown without the number of the error.
         let why = text.split(" (os error").next().unwrap_or_default().to_owned();
         FileError { why, is_mistake: is_mistake(&error) }
     }
@@ -246,7 +246,7 @@ mod tests {
         ] {
             assert!(!is_mistake(&trouble.into()), "{trouble}");
         }
-        // The first page of this file is not mapped: EIO.
+        // The first page of this file is not mapped, so the read fails with EIO.
         let error = read("/proc/self/mem".as_ref()).unwrap_err();
         assert!(!error.is_mistake() && error.to_string() == "Input/output error", "{error}");
     }

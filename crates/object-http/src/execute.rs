@@ -64,7 +64,7 @@ impl Connection {
     pub(crate) async fn read(&self, read: Read) -> Result<Response<ResponseBody>, Failure> {
         let knows_range = matches!(read.range, None | Some(ByteRange::From(..)));
         for _ in 0..TRIES {
-            // The size or the version decides what is read.
+            // The range depends on the object's size or version.
             let known = if read.is_head || read.is_conditional() || !knows_range {
                 Some(self.info(&read.object).await?)
             } else {
@@ -109,7 +109,7 @@ impl Connection {
             Some((version, _)) => read.verdict(&etag(version)) == Verdict::Send { as_range: true },
         };
         let asked = read.range.filter(|_| as_range);
-        // Small objects are read at once, into the memory that every connection has.
+        // Small objects are read in one piece, into the memory that every connection has.
         let share_bytes = self.shared.budget.share_bytes().min(self.shared.limit_bytes);
         let (offset, first_bytes) = match (asked, known) {
             (Some(asked), Some((_, size))) => {
@@ -146,7 +146,8 @@ impl Connection {
             let len = (range.end - at).min(self.shared.request_bytes_max);
             let next = self.read_part(&read.object, at, len, Some(version)).await?;
             if next.data.is_empty() {
-                // A blocker that returned no bytes before the end would keep the loop running.
+                // Without this error, a blocker that returned no bytes before the end would keep
+                // the loop running forever.
                 return Err(Error::ConditionFailed { version }.into());
             }
             data.append(next.data);
@@ -216,7 +217,7 @@ impl Connection {
         match len_bytes {
             Some(len) if len > limit_bytes => Err(Error::TooLarge { limit_bytes }.into()),
             Some(len) => self.charge(len).await,
-            // It may become as long as is allowed. If such bodies grew step by step, two of them
+            // The body may become as long as allowed. If such bodies grew step by step, two of them
             // could wait for each other.
             None => self.charge(limit_bytes).await,
         }
@@ -327,7 +328,7 @@ impl Connection {
             let is_new = match self.info(&change.object).await {
                 Ok(_) => false,
                 Err(Error::Missing) => true,
-                // It can be replaced nevertheless.
+                // A damaged object can be replaced nevertheless.
                 Err(Error::Corrupt(_)) => false,
                 Err(error) => return Err(error.into()),
             };
@@ -389,10 +390,10 @@ impl Connection {
             next: last.as_ref().and_then(|last| last.name),
             next_base64: last.as_ref().and_then(|last| last.name_base64.clone()),
         };
-        // Every value can be written.
+        // Every value can be serialized.
         let mut text = serde_json::to_vec(&document).unwrap_or_default();
         text.push(b'\n');
-        // Only the text itself is counted until the client has it.
+        // Until the client has received it, only the text itself is counted.
         text.shrink_to_fit();
         let text = Segments::from(Bytes::from(text));
         Ok(content(StatusCode::OK, "application/json", text, charge, &self.shared.sent_bytes))

@@ -100,7 +100,7 @@ impl Keys {
         };
         let digest: [u8; 32] = Sha256::digest(&secret).into();
         let key = ring.keys.get(&name);
-        // An unknown name takes as long as a known one.
+        // The comparison takes as long for an unknown name as for a known one.
         let known = key.map_or([0; 32], |key| key.digest);
         let is_right = equal_digests(&known, &digest);
         match key {

@@ -78,7 +78,8 @@ impl Memory {
         let wanted = state.held_bytes + bytes;
         if wanted > state.grant.bytes() {
             state.grant.demand(wanted);
-            // The bytes may be available at once. They are then used before they can be taken back.
+            // The bytes may be available immediately. They are then used before the budget can take
+            // them back.
             while wanted > state.grant.bytes() {
                 let held_bytes = state.held_bytes;
                 let Some(granted) = state.grant.take_change(cx.waker()) else {

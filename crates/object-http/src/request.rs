@@ -247,7 +247,7 @@ impl Read {
         if contains(IF_NONE_MATCH, false) == Some(true) {
             return Verdict::NotModified;
         }
-        // A date does not match either: objects have none.
+        // A date does not match either, because objects have no dates.
         let if_range = self.conditions.get(IF_RANGE);
         Verdict::Send { as_range: if_range.is_none_or(|validator| validator == etag) }
     }
@@ -280,7 +280,8 @@ fn version(tag: &str) -> Result<Require, Mistake> {
         return Err(bad("If-Match of a change must be * or one ETag, such as \"42\" with its quotes"));
     };
     match number(opaque) {
-        // No leading zeros: the tag must be the one that the server has sent.
+        // The number has no leading zeros, because the tag must be the one that the server has
+        // sent.
         Some(version) if !is_weak && version.to_string() == opaque => Ok(Require::Version(Version(version))),
         _ => Ok(Require::Never),
     }

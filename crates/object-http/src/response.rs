@@ -122,7 +122,7 @@ pub(crate) fn finish_content(response: &mut Response<ResponseBody>, content_type
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Only this server knows whether the object has changed.
+    // Only this server knows whether the object has changed, so other caches must ask.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
 }
 
@@ -213,7 +213,7 @@ fn status_of(error: &Error) -> StatusCode {
         Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         Error::Denied(_) => StatusCode::FORBIDDEN,
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
-        // Corrupt data, lost writes, and errors that this program does not know.
+        // These are corrupt data, lost writes, and errors that this program does not know.
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

@@ -327,7 +327,7 @@ async fn run(
     moved_bytes: Arc<AtomicU64>,
     is_loopback: bool,
 ) -> Result<(), String> {
-    // More than the share is demanded when a body needs it.
+    // A connection demands more than its share only when a body needs it.
     let grant = shared.budget.join(0, false).map_err(|error| error.to_string())?;
     let memory = Memory::new(grant);
     let connection = Arc::new(Connection {
@@ -368,10 +368,10 @@ async fn run(
     .await;
     drop(serving);
     memory.retire();
-    // A change that has begun holds its payload to the end.
+    // A change that has begun keeps its payload until it ends.
     let change = connection.change.lock().take();
     if let Some(change) = change {
-        // A panic has been reported.
+        // A panic of the task has been reported.
         let _ = change.await;
     }
     ended
@@ -415,7 +415,7 @@ impl Connection {
 
     /// Returns the index of the request's method in [`METHODS`], and the outcome.
     async fn decide(&self, head: &Parts, body: Incoming) -> (usize, Result<Response<ResponseBody>, Failure>) {
-        // One request at a time holds memory.
+        // Only one request at a time holds memory.
         self.memory.until_sent().await;
         if let Some((status, line)) = refusal(head, is_essential) {
             return (OTHER, Err(Failure::Unintelligible(status, line)));
@@ -494,7 +494,7 @@ impl Connection {
     ) -> Result<T, Error> {
         let (sender, done) = oneshot::channel();
         let task = tokio::spawn(async move {
-            // Fails if the connection has ended.
+            // This fails if the connection has ended.
             let _ = sender.send(change.await);
         });
         *self.change.lock() = Some(task);

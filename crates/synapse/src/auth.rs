@@ -153,7 +153,7 @@ mod tests {
         assert!(secret.is_proof(&proof, Role::Client, &exchanged));
         assert!(!secret.is_proof(&proof, Role::Server, &exchanged));
         assert!(secret.is_proof(&secret.proof(Role::Server, &exchanged), Role::Server, &exchanged));
-        // The value in docs/synapse-protocol.md.
+        // docs/synapse-protocol.md contains this value.
         let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "a4ade4ac77c0b70efa34f2c95f7383cba831e0990f037d30d81f1e0829802df3");
         let other = Secret::new(b"0123456789abcdeF").unwrap();

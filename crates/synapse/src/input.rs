@@ -92,7 +92,7 @@ impl Payload<'_> {
     pub(crate) fn into_segments(self) -> Segments {
         match self {
             Self::Buffered([]) => Segments::new(),
-            // A small payload must not occupy a whole bucket of memory.
+            // A small payload must not occupy a whole bucket.
             Self::Buffered(bytes) if bytes.len() >= COPIED_BYTES_MIN => Segment::copied(bytes).into(),
             Self::Buffered(bytes) => Bytes::copy_from_slice(bytes).into(),
             Self::Received(segments) => segments,
@@ -183,7 +183,7 @@ impl Input {
     /// comes with it.
     fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         let Some(body) = &mut self.body else { return Poll::Pending };
-        // The buffer is empty: the payload has taken all of its bytes.
+        // The buffer is empty, because the payload has taken all of its bytes.
         let next_head = &mut self.buffer[..self.large_head.len()];
         let filled = ready!(poll_fill(cx, stream, &mut *body.reserved, body.left_bytes, next_head))?;
         body.left_bytes = body.left_bytes.saturating_sub(filled.payload_bytes);
@@ -198,7 +198,7 @@ impl Input {
     ///
     /// # Errors
     /// [`FrameError`]: close the connection.
-    // Inlined for the reason that `codec::parse` is.
+    // This is inlined for the same reason as `codec::parse`.
     #[inline(always)]
     pub(crate) fn next_frame(
         &mut self,
@@ -332,7 +332,7 @@ mod tests {
             assert!(input.poll_fill(&mut cx, &mut stream).is_pending());
             input.release_buffer();
             assert!(input.buffer.is_empty(), "{round}");
-            // Half a frame stays in its buffer.
+            // Half a frame stays in the buffer.
             for (part, is_whole) in [(&ping[..50], false), (&ping[50..], true)] {
                 let mut writing = std::pin::pin!(tokio::io::AsyncWriteExt::write_all(&mut near, part));
                 assert!(writing.as_mut().poll(&mut cx).is_ready());

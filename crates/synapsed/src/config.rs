@@ -218,7 +218,7 @@ impl Config {
             return Server::new(memory, server).map(drop).map_err(|error| SynapseTable::error(&error));
         };
         let mut cache = table.cache().map_err(in_this_file)?;
-        // As small as possible, since nothing is stored in it.
+        // The cache is as small as possible, because nothing is stored in it.
         let capabilities = blocker::Blocker::capabilities(&*memory);
         cache.check(&capabilities).map_err(|error| in_this_file(error.into()))?;
         cache.memory_bytes_max = 1 << 20;
@@ -236,7 +236,7 @@ impl Config {
             namespace.settings.unset(NamespaceKey::DirtyBytesMax);
             namespace.settings.unset(NamespaceKey::MemoryBytesMin);
         }
-        // Only constructed: its background task does not run.
+        // The cache is only constructed; its background task does not run.
         let (cache, _background) =
             ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file(error.into()))?;
         Server::new(Arc::new(cache), server).map(drop).map_err(|error| SynapseTable::error(&error))
@@ -379,9 +379,9 @@ mod tests {
     fn the_shipped_file_shows_every_key_with_its_default() {
         let all = "backend = \"file:/var/lib/synapsed\"\n[objects]\n[admin.tls]\nchain_file = \"chain.pem\"\n[tracing]\n";
         let mut built_in: toml::Table = toml::from_str(&parse(all).unwrap().effective()).unwrap();
-        // Shown only as an example, without a default.
+        // The file shows this table only as an example, without a default.
         built_in["admin"]["tls"].as_table_mut().unwrap().remove("chain_file");
-        // Shown as a line, but written as a table.
+        // The file shows the backend as one line, but it is printed as a table.
         built_in["backend"] = shown()["backend"].clone();
         assert_eq!(shown(), built_in, "left: shown, right: built in");
     }

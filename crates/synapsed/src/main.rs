@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             let exit = if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
-            // Fails if the stream is closed; then nobody reads it.
+            // This fails if the stream is closed; then nobody reads the message.
             let _ = error.print();
             return exit;
         }
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = &arguments.config;
     let text = read_config(path)?;
-    // A check and its outcome are for people, whatever the format of a server's log.
+    // The output of a check is meant for people, whatever the format of a server's log.
     if !arguments.check_config && !arguments.print_config {
         Format::of_file(&text).use_outside();
     }
@@ -74,7 +74,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         print!("{}", config.effective());
         return Ok(());
     }
-    // Reports mistakes before anything is touched.
+    // Mistakes are reported before anything is touched.
     let loaded = config.load().map_err(|error| error.in_file(path))?;
     if arguments.check_config {
         println!("{}: the configuration is valid", path.display());

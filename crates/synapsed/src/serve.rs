@@ -52,7 +52,7 @@ pub(crate) fn run(
     let failed =
         |error: io::Error| Failure::new(Exit::Trouble, format_args!("cannot start a runtime: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    // The admin listener starts first, so that it answers while the start waits for the store.
+    // The admin listener starts first, so that it responds while the start waits for the store.
     let admin = config.admin.as_ref().map(|table| {
         AdminServer::start(table.config(tokens.clone(), admin_tls), "synapsed", env!("CARGO_PKG_VERSION"))
     });
@@ -114,7 +114,7 @@ pub(crate) fn run(
         notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", most.as_micros()));
         tracing::info!(delay_secs = delay.get().as_secs(), "ending");
         // Clients are still served while load balancers may send them here, or until a second
-        // signal.
+        // signal arrives.
         if first_panic().is_none() && !delay.get().is_zero() {
             tokio::select! {
                 () = tokio::time::sleep(delay.get()) => {}

@@ -253,14 +253,14 @@ mod tests {
         let first = history.asked(Moment(1), 7, 0..2, 0, "write");
         history.answered(first, Moment(2));
         let second = history.asked(Moment(3), 8, 0..1, 0, "write");
-        // The second change is in progress: the old or the new value.
+        // The second change is in progress, so the value is the old or the new one.
         history.read(Moment(4), Moment(5), 0, &bytes(&[7, 7])).unwrap();
         history.read(Moment(6), Moment(7), 0, &bytes(&[8, 7])).unwrap();
         assert!(history.read(Moment(8), Moment(9), 0, &bytes(&[0, 7])).is_err(), "overwritten zeros");
         assert!(history.read(Moment(8), Moment(9), 1, &bytes(&[8])).is_err(), "never written there");
         history.answered(second, Moment(10));
         assert!(history.read(Moment(11), Moment(12), 0, &bytes(&[7, 7])).is_err(), "overwritten");
-        // If nothing is flushed, anything may be stored; after a flush, only the newest value.
+        // Without a flush, any value may be stored; after a flush, only the newest one.
         history.stored(|_| Moment(0), &bytes(&[0, 7])).unwrap();
         assert!(history.stored(|_| Moment(3), &bytes(&[0, 7])).is_err());
         history.stored(|_| Moment(3), &bytes(&[8, 7])).unwrap();

@@ -168,8 +168,8 @@ impl Sim {
     fn end(&mut self, index: usize) {
         drop(self.tasks[index].take());
         self.shared.ready.lock().unwrap().retain(|each| *each != index);
-        // Late wake-ups of the old task wake the new one at this index. They are spurious, which is
-        // allowed.
+        // Late wake-ups of the old task wake the new task at this index. They are spurious, which
+        // is allowed.
         self.free.push(index);
     }
 

@@ -159,7 +159,7 @@ impl<T: Send + Unpin> Held for HeldCall<T> {
         self.give(Err(error));
     }
     fn is_awaited(&self) -> bool {
-        // The reply has the other reference.
+        // The reply holds the other reference.
         Arc::strong_count(&self.slot) > 1
     }
 }

@@ -134,7 +134,7 @@ impl Limits {
     /// Waits for the permits of an operation. Cancel safe: an abandoned wait leaves no trace.
     async fn permits(&self, bytes: usize) -> Permits {
         let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.kibibytes_max);
-        // Neither semaphore is ever closed.
+        // The semaphores are never closed.
         let op = Arc::clone(&self.ops).acquire_owned().await.expect("an open semaphore");
         let bytes = Arc::clone(&self.kibibytes).acquire_many_owned(kibibytes).await;
         Permits { _op: op, _bytes: bytes.expect("an open semaphore") }
@@ -304,7 +304,7 @@ impl Flight {
                     &raw mut (*landing).attributes_code,
                 );
             }
-            // For librados, a length of 0 means the whole object.
+            // librados treats a length of 0 as the whole object.
             if op.range.1 > 0 {
                 let buffer = (*landing).buffer.as_mut_ptr().cast::<c_char>();
                 (api.read_op_read)(
@@ -365,7 +365,7 @@ impl Flight {
             };
             all.push((name, value));
         }
-        // SAFETY: ended once; the landing does not name it any more.
+        // SAFETY: the iterator is ended once, because the landing no longer refers to it.
         unsafe { (api.getxattrs_end)(iterator) };
         all
     }
@@ -400,7 +400,7 @@ unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
     waker.into_iter().for_each(Waker::wake);
 }
 
-// ---- operations: steps that RADOS applies to one object atomically
+// ---- operations, whose steps RADOS applies to one object atomically
 //
 // librados copies every argument into the operation when a step is added, except the destinations
 // of reads, which are in the `Landing`.
@@ -437,8 +437,8 @@ macro_rules! steps {
             $($(#[$doc])*
             pub(crate) fn $name(mut self $(, $arg: $type)*) -> Self {
                 // SAFETY: the operation is live and only this thread has it. Names, values and
-                // bytes live during the call, and librados copies them. A null pointer stands for
-                // no category, or for a result that only the whole operation reports.
+                // bytes live during the call, and librados copies them. A null pointer means no
+                // category, or a result that only the whole operation reports.
                 unsafe { (self.api.$function)(self.raw $(, $value)*) };
                 self.payload_bytes += $payload;
                 self

@@ -60,7 +60,7 @@ macro_rules! functions {
                         format!("{LIBRARY} cannot be loaded; install it (Debian: apt-get install librados2): {error}").into(),
                     )
                 };
-                // SAFETY: librados runs nothing at load time but the constructors of its statics.
+                // SAFETY: at load time, librados runs only the constructors of its statics.
                 let library = unsafe { Library::new(LIBRARY) }.map_err(missing)?;
                 Ok(Self {
                     $($name: {

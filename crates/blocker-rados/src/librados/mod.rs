@@ -168,7 +168,7 @@ impl Cluster {
                 name.len(),
             )
         };
-        // A pool with a name longer than the buffer exists as well.
+        // A pool whose name is longer than the buffer exists too.
         found != errno::NOENT
     }
 
@@ -220,8 +220,8 @@ impl Drop for Cluster {
         let retired = std::mem::take(self.retired.get_mut());
         let (api, handle, closed) = (Arc::clone(&self.api), Shared(self.handle.0), Arc::clone(&self.closed));
         let close = move || {
-            // Moved as a whole, so that the `Send` wrappers are captured, not the bare pointers in
-            // them.
+            // The values are moved as a whole, so that the closure captures the `Send` wrappers,
+            // not the bare pointers in them.
             let (handle, retired) = (handle, retired);
             for each in retired {
                 // SAFETY: as in `bury`.
@@ -361,7 +361,7 @@ pub(crate) fn each_name(
             break Ok(());
         }
     };
-    // SAFETY: opened above, closed once.
+    // SAFETY: the list was opened above, and is closed once.
     unsafe { (api.nobjects_list_close)(list) };
     ended
 }

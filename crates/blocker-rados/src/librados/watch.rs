@@ -127,7 +127,7 @@ unsafe extern "C" fn notified(
         Some((_, event)) => listener.events.publish(&event),
         None => listener.events.publish(&Event::Missed),
     }
-    // SAFETY: the handle is live; the name ends in NUL; the answer is empty.
+    // SAFETY: the handle is live, the name ends in NUL, and the answer is empty.
     unsafe {
         (listener.ioctx.api().notify_ack)(
             listener.ioctx.raw(),
@@ -149,7 +149,7 @@ unsafe extern "C" fn watch_failed(arg: *mut c_void, _cookie: u64, _error: c_int)
 }
 
 // ---- messages: version u8 │ sender u64 │ kind u8 │ epoch u64 │ scope u8 │ domain u64 │ namespace │ name,
-// ---- the last two with a length u8 before them
+// ---- the last two each preceded by their length as a u8
 
 const MESSAGE_VERSION: u8 = 1;
 const CHANGED: u8 = 1;
@@ -176,7 +176,7 @@ pub(crate) fn encode(event: &Event, own: u64) -> Option<Vec<u8>> {
     message.push(tag);
     message.extend(domain.to_be_bytes());
     for text in [namespace, name] {
-        // Names have at most 255 bytes.
+        // A name has at most 255 bytes.
         message.push(text.len() as u8);
         message.extend(text);
     }

@@ -148,7 +148,7 @@ impl Work<'_> {
                 // The next steps need the object's version, which only a read returns.
                 return Ok(None);
             }
-            // Without an introduction the change will be refused; this finds the reason.
+            // Without an introduction the change will be refused; the read determines the reason.
             let is_introduced = view.is_there() || conditional::may_create(change, terms);
             if is_introduced {
                 let Some(introduced) = core.introduce(space, object, view).await? else { return Ok(None) };
@@ -255,7 +255,7 @@ impl Work<'_> {
         let Self { core, space, change, terms, .. } = *self;
         let value = |epoch: Option<u64>| epoch.map_or_else(Vec::new, |epoch| epoch.to_be_bytes().to_vec());
         let mut op = WriteOp::new(&space.ioctx.cluster.api);
-        // ---- what must still hold
+        // ---- the conditions that must still hold
         op = op.compare(HEAD, COMPARE_EQ, &view.head.encode()?);
         op = op.compare(FENCE, COMPARE_EQ, &value(view.fence));
         let domain = terms.domain.map(|domain| (domain, format::domain_fence(domain)));
@@ -299,7 +299,7 @@ impl Work<'_> {
         let changes_no_byte = match change {
             Change::Copy { .. } => true,
             Change::Write { data, .. } => data.is_empty(),
-            // The range may be empty after it was cut.
+            // Cutting the range may have made it empty.
             Change::WriteZeroes { .. }
             | Change::WriteRuns { .. }
             | Change::Discard { .. }

@@ -222,8 +222,8 @@ impl Core {
             let fence = domain.map_or(view.fence, |domain| view.domain_fence(domain));
             let op = WriteOp::new(&space.ioctx.cluster.api);
             let op = match (view.head.encode(), fence, view.intro) {
-                // Either there is no object, or no change can be applied to it until it is
-                // introduced, which reads the raised epoch.
+                // Either the object does not exist, or no change can be applied to it before its
+                // introduction, which reads the raised epoch.
                 (None, None, None) => return Ok(()),
                 // Rule 3: the object is a ghost whose fence adds nothing to its scopes' fences.
                 (Some(head), Some(fence), None) if is_needless(&view, domain, fence, epoch) => op
@@ -338,7 +338,7 @@ impl Claims for Claiming {
     }
 
     async fn name_namespace(&self, namespace: &Namespace) -> Result<()> {
-        // Records the namespace's name, if it is not recorded yet.
+        // This records the namespace's name, unless it is recorded already.
         self.scopes(namespace, None).await.map(drop)
     }
 

@@ -165,11 +165,11 @@ impl Core {
         }
         let space = self.open_space(&pool, &self.layout.namespace(namespace), false)?;
         if pool.spaces.len() >= SPACES_MAX {
-            // Handles in use are kept alive by their users; other handles are opened again when
+            // Operations in progress keep their handles alive; other handles are opened again when
             // needed.
             pool.spaces.clear();
         }
-        // If two threads have opened a handle each, both use the first one.
+        // If two threads have each opened a handle, both use the first one.
         Ok(Arc::clone(&pool.spaces.entry(namespace.clone()).or_insert(space)))
     }
 
@@ -377,7 +377,7 @@ impl Core {
                 }
                 *core.pool.write() = pool;
                 core.objects.forget_all();
-                // Another pool is another store, so nothing known remains valid.
+                // Another pool is another store, so everything remembered is invalid.
                 core.events.publish(&Event::Missed);
             }
         };

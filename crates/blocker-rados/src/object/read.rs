@@ -61,7 +61,7 @@ impl Core {
         let mut may_be_ghost = false;
         for _ in 0..TRIES {
             self.settle(&space, object).await?;
-            // The version belongs to another pool, so no object here has it.
+            // The version belongs to another pool, so no object in this pool has it.
             let version = wanted.map(|version| version.unwrap_or(u64::MAX));
             let op = ReadOp {
                 version,
@@ -147,7 +147,7 @@ impl Core {
         let mut after = request.after.clone();
         let mut entries = Vec::new();
         loop {
-            // One name more than requested shows whether there are more.
+            // The request asks for one name more, which shows whether there are more.
             let wanted = entries_max + 1 - entries.len();
             let names = self.names_after(&space, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = names.len() < wanted;
@@ -212,7 +212,7 @@ impl Core {
         let (core, pool) = (Arc::clone(self), Arc::clone(pool));
         self.worker.run(Box::new(move || {
             if let Err(error) = core.send_all(&pool, space, &sender) {
-                // A task that has stopped waiting needs no error.
+                // A task that no longer waits needs no error.
                 let _ = sender.blocking_send(Err(error));
             }
         }))?;

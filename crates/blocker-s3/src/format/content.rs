@@ -270,7 +270,7 @@ mod tests {
             for (index, (at, len, is_hole, size)) in changes.into_iter().enumerate() {
                 let id = (index as u128 + 1) * 7;
                 let end = at + len;
-                // One in three changes truncates.
+                // A third of the changes are truncations.
                 let size = if index % 3 == 2 { size } else { model.len().max(end) };
                 content.blobs.push(Blob { id, len_bytes: len as u64 });
                 let edit = Edit { at: at as u64, len_bytes: len as u64, from: (!is_hole).then_some(0) };

@@ -70,8 +70,8 @@ impl Head {
             nonce: random::number(),
             serial: random::number() >> 2,
             recent: [0; RECENT],
-            // The version is random, so that the versions of a name do not start again if its head
-            // was removed.
+            // The version is random, so that the versions of a name do not start again after its
+            // head was removed.
             version: random::number() >> 2,
             stamp: None,
             fence: None,
@@ -256,7 +256,7 @@ impl Record {
         let mut to = BytesMut::with_capacity(128);
         to.put_slice(RECORD_MAGIC);
         to.put_u32_le(0);
-        // No two bodies are equal, so that no ETag recurs.
+        // Each body is unique, so that no ETag recurs.
         to.put_u64_le(random::number());
         put_claim(&mut to, self.claim);
         to.put_u64_le(self.narrower);
@@ -330,7 +330,7 @@ mod tests {
         head.content.inline = vec![1; INLINE_BYTES_MAX as usize].into();
         head.content.blobs = (0..BLOBS_MAX as u128).map(|id| Blob { id, len_bytes: 1 << 20 }).collect();
         let piece = |index| {
-            // The maximum distance that objects of 1 GiB allow.
+            // This is the maximum distance in an object of 1 GiB.
             let (at, from) = (index << 20, (1 << 20) - 5000);
             Extent { at, len_bytes: 4096, source: Source::Blob(BLOBS_MAX as u128 - 1), from }
         };
@@ -399,7 +399,7 @@ mod tests {
             if at < bytes.len() && bytes[at] != value {
                 bytes[at] = value;
                 prop_assert_eq!(Head::decode(&Bytes::from(bytes.clone())), None);
-                // With a correct checksum, only the checks of the fields remain.
+                // With a correct checksum, only the checks of the fields can fail.
                 if let Some(head) = Head::decode(&sealed(&bytes[8..])) {
                     prop_assert!(head.content.is_sound());
                     if head.content.blobs.is_empty() { head.content.inline_bytes_checked(); }

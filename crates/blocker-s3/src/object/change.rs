@@ -119,7 +119,7 @@ impl Core {
             if let Some(done) = self.try_change(work, seen, is_fresh).await? {
                 return Ok(done);
             }
-            // Other callers change the object as well: let one of them finish.
+            // Other callers also change the object, so this one lets them finish.
             self.give_way(attempt).await;
         }
         Err(Error::Retryable("too many concurrent changes to this object".into()))
@@ -190,7 +190,7 @@ impl Core {
         }
         match swapped {
             Swap::Done(_) => {
-                // A blob that was put for an earlier attempt and is now unused.
+                // The blob was put for an earlier attempt, and is now unused.
                 let unused = work.blob.filter(|(blob, _)| own != Some(blob.id));
                 work.orphans.extend(unused.map(|(blob, _)| blob.id));
                 work.orphans.extend(garbage);
@@ -287,7 +287,7 @@ impl Core {
 
     /// Puts all bytes of `content` into one blob. Returns `None` if a blob is gone.
     async fn compact(&self, object: &ObjectId, content: &Content) -> Result<Option<(Content, u128)>> {
-        // The semaphore is never closed. Holders only wait for requests.
+        // The semaphore is never closed, and those who hold a permit wait only for requests.
         let _place = self.compactions.acquire().await;
         self.requests.stats.compacted.increment();
         let mut body = BytesMut::new();

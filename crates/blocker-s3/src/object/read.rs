@@ -216,7 +216,7 @@ impl Core {
         let mut after = request.after.clone();
         let mut entries = Vec::new();
         loop {
-            // One more name than requested, to know whether there are more.
+            // The request asks for one name more, which shows whether there are more.
             let wanted = (entries_max + 1 - entries.len()).min(NAMES_AT_ONCE);
             let found = self.names(&request.namespace, &request.prefix, after.as_ref(), wanted).await?;
             let is_last = found.len() < wanted;

@@ -53,7 +53,7 @@ impl Core {
             let seen = self.look_at(object, &path).await?;
             let Some(base) = self.heads.unsettled(object) else { return Ok(seen) };
             let Some(seen) = seen.filter(|seen| base.is_none_or(|base| base == seen.etag)) else {
-                // The late put requires a head that is gone and does not recur.
+                // The late put requires a head that no longer exists and never recurs.
                 self.heads.settled(object);
                 continue;
             };
@@ -149,7 +149,8 @@ impl Core {
             }
             // The base is gone, so a late put will be refused.
             Ok(None) => return Swap::Lost,
-            // Whether the condition failed because of this very body could not be determined.
+            // An error has prevented the read that shows whether this very body caused the
+            // conflict.
             Err(error) => {
                 unknown.get_or_insert(error);
             }
@@ -227,7 +228,7 @@ impl ObjectLocks {
     /// Waits for the lock of `object`, in order.
     pub(crate) async fn lock<'a>(&'a self, object: &'a ObjectId, clock: &dyn Clock) -> ObjectLock<'a> {
         let lock = Arc::clone(self.objects.lock().entry(object.clone()).or_default());
-        // From here on the entry is removed even if the caller stops waiting.
+        // From here on the entry is removed even if the caller is cancelled.
         let mut held = ObjectLock { locks: self, object, lock: Some(Arc::clone(&lock)), guard: None };
         held.guard = match Arc::clone(&lock).try_lock_owned() {
             Ok(guard) => Some(guard),
@@ -244,7 +245,7 @@ impl Drop for ObjectLock<'_> {
     fn drop(&mut self) {
         self.guard = None;
         let mut objects = self.locks.objects.lock();
-        // Handles are created and dropped under this mutex, so the last one detects that it is the
+        // Handles are created and dropped under this mutex, so the last handle knows that it is the
         // last.
         self.lock = None;
         if objects.get(self.object).is_some_and(|lock| Arc::strong_count(lock) == 1) {

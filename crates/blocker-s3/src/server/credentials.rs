@@ -94,7 +94,7 @@ pub(super) fn unusable(error: FileError) -> Error {
 fn read(path: &Path, profile: &str) -> std::result::Result<(AwsCredential, Option<SystemTime>), FileError> {
     let cannot = |error: FileError| error.reworded(|why| format!("cannot be read: {why}"));
     let file = named_file::open(path, Kinds::RegularOrPipe).map_err(cannot)?;
-    // Taken before the content is read, so that the next check detects a change in between.
+    // The time is read before the content, so that the next check detects a change in between.
     let modified = file.metadata.modified().ok();
     let credential = parse(&file.text().map_err(cannot)?, profile).map_err(FileError::mistake)?;
     Ok((credential, modified))

@@ -175,7 +175,7 @@ mod tests {
             limit.slow_down(at(millis));
             assert_eq!((limit.now(), free(&limit)), (now, now));
         }
-        // 1 + 2 + … + 15 answers.
+        // The limit needs 1 + 2 + … + 15 responses.
         for _ in 0..119 {
             limit.answered();
         }

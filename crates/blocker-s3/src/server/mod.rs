@@ -65,7 +65,8 @@ impl S3Config {
             .with_virtual_hosted_style_request(self.virtual_host)
             .with_skip_signature(self.anonymous)
             .with_conditional_put(S3ConditionalPut::ETagMatch)
-            // One request per removal, because not every server supports bulk deletion.
+            // Each removal is a request of its own, because not every server supports bulk
+            // deletion.
             .with_disable_bulk_delete(true);
         if let Some(endpoint) = &self.endpoint {
             // AWS_ENDPOINT_URL_S3 would override `with_endpoint`.
@@ -127,7 +128,7 @@ impl Connector {
         };
         let tls = match tls {
             Ok(tls) => tls,
-            // A minimal image has no authorities, and plain HTTP needs none.
+            // A minimal image has no root certificates, and plain HTTP needs none.
             Err(_) if config.allow_http && config.ca_file.is_none() => cached_tls::client::no_authorities(),
             Err(error) if config.ca_file.is_some() => {
                 return Err(unusable(error.reworded(|why| format!("ca_file {why}"))));
@@ -270,7 +271,7 @@ pub(crate) async fn listed(
         };
         let page = pages.list_paginated(Some(&prefix), options).await?;
         found.extend(page.result.objects);
-        // Some servers send more than requested.
+        // Some servers return more than requested.
         found.truncate(count);
         token = page.page_token;
         if token.is_none() || found.len() == count {

@@ -278,7 +278,7 @@ impl Requests {
         let answer = match &self.spawn {
             Spawn::On(handle) => {
                 let timeout = self.limits.timeout;
-                // Uses the runtime's timer, which can be cancelled.
+                // The timer is that of the runtime, which can be cancelled.
                 let task = handle.spawn(async move {
                     let _permit = permit;
                     tokio::time::timeout(timeout, work).await
@@ -664,7 +664,7 @@ impl Requests {
     pub(crate) async fn removed(&self, timeout: Duration) {
         let all = async {
             loop {
-                // Registered here, so that no notification is missed.
+                // The waiter is registered here, so that it misses no notification.
                 let ended = self.removals.ended.notified();
                 if self.removals.under_way.load(Ordering::Acquire) == 0 {
                     return;

@@ -383,7 +383,7 @@ async fn claim_object<S: Claims>(
             return fenced(epoch);
         }
         if own == asked {
-            // This claim, or an earlier attempt whose answer was lost.
+            // The record contains this claim, or an earlier attempt whose response was lost.
             hold(store, scope, (epoch, writer), above.is_held).await?;
             store.put_claim(object, found, held, None).await?;
         } else {
@@ -395,7 +395,7 @@ async fn claim_object<S: Claims>(
             *raised |= fence.max(above.in_force) < epoch;
             store.put_claim(object, found, asked, Some(epoch)).await?;
         }
-        // The next look shows whether the claim was put.
+        // The next read shows whether the claim was put.
         store.pause(attempt).await;
     }
     Err(Error::Retryable("too many concurrent changes to this object".into()))

@@ -115,7 +115,7 @@ pub(super) fn write_zeroes_is_a_write_of_zeros(cx: &Cx<'_>) -> Check {
 pub(super) fn runs_are_written_and_what_lies_between_stays(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.runs_max > 3, "write_runs")?;
     let object = cx.object("runs");
-    // Runs that create the object, with a hole before them and one between.
+    // These runs create the object, with a hole before them and one between them.
     let runs = vec![Run::data(10, b"one"), Run::data(5_000, b"two")];
     let reply = cx.done(WriteRunsRequest::new(object.clone(), runs))?;
     let mut wanted = vec![0; 5_003];
@@ -127,8 +127,8 @@ pub(super) fn runs_are_written_and_what_lies_between_stays(cx: &Cx<'_>) -> Check
     wanted = cx.bytes(20_000).to_vec();
     cx.write(&object, 0, &wanted)?;
     let of: &[&[(usize, usize, bool)]] = &[
-        // Within a bucket, across buckets, adjacent, beyond the end, zeros at the end, a single
-        // run.
+        // The runs are within a bucket, across buckets, adjacent, beyond the end, zeros at the end,
+        // and a single run.
         &[(1, 100, true), (600, 1, false), (1_024, 512, true)],
         &[(4_000, 200, true), (8_192, 4_096, false), (12_288, 4_096, true), (19_990, 10, false)],
         &[(0, 512, false), (512, 512, true), (1_024, 1, false), (30_000, 5_000, true)],
@@ -240,7 +240,7 @@ pub(super) fn copy_replaces_the_target_and_keeps_the_source(cx: &Cx<'_>) -> Chec
     cx.expect(&from, &data)?;
     cx.write(&from, 100, b"other")?;
     ensure!(cx.read(&to)?[100..105] == data[100..105], "a write to the source changed its copy");
-    // A copy into another namespace.
+    // This copy goes into another namespace.
     let far = crate::name::ObjectId::new(cx.other_namespace(), from.name.clone());
     cx.done(CopyRequest::new(to.clone(), far.clone()))?;
     let wanted = cx.read(&to)?;

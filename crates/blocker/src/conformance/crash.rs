@@ -105,7 +105,7 @@ pub(super) fn generations_are_kept_in_order(cx: &Cx<'_>) -> Check {
     let objects: Vec<_> = (0..6).map(|n| cx.object(format!("volume-{n}"))).collect();
     let mut generation = 0_u64;
     for _ in 0..4 * cx.options.effort {
-        // Each generation writes its number everywhere; only a flush separates two generations.
+        // Each generation writes its number everywhere, and only a flush separates two generations.
         let first = generation + 1;
         let last_flushed = first + cx.below(3);
         for number in first..=last_flushed + 1 {

@@ -83,7 +83,7 @@ pub(super) fn older_epochs_are_refused_by_every_operation(cx: &Cx<'_>) -> Check 
 pub(super) fn a_claim_refuses_older_epochs_in_its_scope_only(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let (one, other) = (cx.object("one"), cx.object("other"));
-    // A real store's epochs outlive the run, so this starts from the epoch in force.
+    // The epochs of a real store outlive the run, so the test starts from the epoch in force.
     claim(cx, Scope::Object(one.clone()), 10)?;
     let fenced = Error::Fenced { epoch: Epoch(10) };
     refused(cx, &one, with(None), &fenced)?;

@@ -21,7 +21,7 @@ pub(super) fn an_object_may_be_as_large_as_the_limit(cx: &Cx<'_>) -> Check {
     cx.done(TruncateRequest::new(object.clone(), 0))?;
     cx.done(TruncateRequest::new(object.clone(), limit))?;
     ensure!(cx.info(&object)?.size_bytes == limit, "truncate does not reach the limit");
-    // The largest payload, at the object's very end.
+    // The largest payload is written at the very end of the object.
     let largest = cx.caps.request_bytes_max.min(limit).min(16 << 20);
     let data = cx.bytes(largest as usize);
     cx.write(&object, limit - largest, &data)?;
@@ -87,7 +87,7 @@ pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
     if count == cx.caps.runs_max as usize {
         cx.refused(WriteRunsRequest::new(object.clone(), (0..=count).map(run).collect()), is_invalid)?;
     }
-    // The largest request, ending exactly at the largest size.
+    // The largest request ends exactly at the maximum size.
     let limit = cx.caps.object_bytes_max;
     let largest = cx.caps.request_bytes_max.min(limit - 1).min(16 << 20);
     let data = cx.bytes(largest as usize);

@@ -58,7 +58,7 @@ pub(super) fn pages_join_without_gap_or_repeat(cx: &Cx<'_>) -> Check {
         let listed = list_all(cx, b"", entries_max)?;
         ensure!(listed == names, "pages of {entries_max} join to {} names of {}", listed.len(), names.len());
     }
-    // After a name that does not exist, and after the last name.
+    // The listing starts after a name that does not exist, and after the last name.
     let request = ListRequest::new(cx.namespace()).after(cx.object("b").name);
     let wanted: Vec<_> = names.iter().filter(|name| name.as_slice() > b"b".as_slice()).cloned().collect();
     let page = cx.names(&request)?;
@@ -80,8 +80,8 @@ pub(super) fn a_prefix_selects(cx: &Cx<'_>) -> Check {
             ensure!(listed == wanted, "prefix {prefix:?} selects {} of {}", listed.len(), wanted.len());
         }
     }
-    // If the listing starts before the prefix, all names with the prefix are listed; if it starts
-    // behind, none.
+    // A listing that starts before the prefix contains all names with the prefix; one that starts
+    // after them contains none.
     let request = ListRequest::new(cx.namespace()).prefix("b");
     let all = cx.names(&request)?;
     ensure!(

@@ -53,7 +53,7 @@ pub(super) fn names_are_never_folded(cx: &Cx<'_>) -> Check {
     for name in alike {
         cx.expect(&cx.object(name), name.as_bytes())?;
     }
-    // Names that differ only in their last byte, at full length.
+    // These names have the maximum length and differ only in their last byte.
     for last in [0, 1, 255] {
         let mut name = [b'n'; 255];
         name[254] = last;
@@ -78,7 +78,7 @@ pub(super) fn namespaces_are_apart(cx: &Cx<'_>) -> Check {
     cx.expect(&there, b"there")?;
     cx.delete(&there)?;
 
-    // A namespace's name may also have any bytes and any length.
+    // A namespace's name may also consist of any bytes, and have any length.
     for bytes in [vec![0], vec![b'/'], vec![b'.', b'.'], vec![0xff; 255]] {
         let mut unique = cx.namespace().as_bytes().to_vec();
         unique.extend_from_slice(&bytes);

@@ -331,7 +331,7 @@ impl Control for Faulty {
     }
 }
 
-// ---- The plan of faults, and the seeded draw of the faults of each call.
+// ---- The plan of faults, and the seeded choice of the faults of each call.
 
 /// The kinds of faults and their frequencies. Every fault is drawn from the seed, in the order of
 /// the calls, so that a run with one caller can be replayed.

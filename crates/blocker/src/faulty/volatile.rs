@@ -229,7 +229,7 @@ impl Shared {
     }
 
     async fn flush(&self, request: FlushRequest) -> Result<FlushReply> {
-        // Checks the deadline.
+        // This checks the deadline.
         self.front.flush(request).await?;
         self.write_back().await?;
         Ok(FlushReply::new(Durability::Stored))
@@ -252,7 +252,7 @@ impl Shared {
         let (object, stamp) = (logged.object.clone(), logged.terms.stamp);
         let is_delete = matches!(logged.change, Change::Delete);
         match self.inner.change(logged).await {
-            // The change was applied before; only the reply was lost.
+            // The change was applied earlier, and only the reply was lost.
             Ok(_) | Err(Error::Superseded { .. } | Error::Missing) => {}
             Err(error) => return Err(error),
         }

@@ -518,7 +518,8 @@ impl<'a> Check<'a> {
             boot: (starts + MADE_UP_STARTS).min((1 << (64 - BOOT_SHIFT)) - 2),
             version_floor: 0,
         };
-        // Marked as not closed, unless only the second copy was wrong: the second may be older.
+        // The superblock is marked as not closed, unless only the second copy was wrong: the second
+        // copy may be older.
         let from_first = matches!(superblocks.first, Copy::Whole(_));
         let value = match known {
             Some(known) if outdated.is_none() => Superblock { clean: known.clean && from_first, ..known },

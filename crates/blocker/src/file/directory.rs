@@ -30,7 +30,7 @@ pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
             }
             file_type
         }
-        // A link, a directory opened for writing, or a socket.
+        // The name is that of a link, of a directory opened for writing, or of a socket.
         Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => fs::symlink_metadata(path)?.file_type(),
         Err(errno) => return Err(errno.into()),
     };
@@ -71,8 +71,8 @@ impl Owner {
         // A file that another user has created under this name keeps its owner.
         let is_own = found.uid() == 0 && (found.is_dir() || found.nlink() == 1);
         if is_own && let Err(errno) = rustix::fs::fchown(made, Some(uid), Some(gid)) {
-            // Without the right to change owners (in a container, for example), root keeps the
-            // file.
+            // Without the right to change owners (in a container, for example), the file stays
+            // root's.
             return if errno == Errno::PERM { Ok(()) } else { Err(errno.into()) };
         }
         Ok(())
@@ -108,7 +108,7 @@ impl DirectoryLock {
                 let holder = read_holder(dir).map_or(String::new(), |pid| format!(" (process {pid})"));
                 Err(Error::Denied(format!("{} is held by another process{holder}", dir.display()).into()))
             }
-            // A network file system, for example.
+            // For example, the directory is on a network file system.
             Err(Errno::BADF | Errno::OPNOTSUPP | Errno::NOLCK) => {
                 let text =
                     format!("the file system of {} does not support locks on directories", dir.display());
@@ -137,7 +137,7 @@ fn read_holder(dir: &Path) -> Option<u32> {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // In all other cases closing the directory releases the lock.
+        // In all other cases, closing the directory releases the lock.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }

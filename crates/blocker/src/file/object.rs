@@ -397,7 +397,7 @@ impl Object {
         // the next process that opens the store.
         self.lost.store(true, Ordering::Release);
         let slot = header.slot;
-        // Several attempts, because a failing disk is likely to fail here too.
+        // There are several attempts, because a failing disk is likely to fail here too.
         let _ = (0..MARK_ATTEMPTS).any(|_| self.write_slot(file, header, slot).is_ok());
         Error::WritesLost(format!("sync of {}: {error}", self.path.display()).into())
     }

@@ -47,7 +47,7 @@ fn escape(name: &[u8]) -> String {
     for (index, byte) in name.iter().enumerate() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => escaped.push(char::from(*byte)),
-            // A dot may not begin any component.
+            // No component may begin with a dot.
             b'.' if index > 0 && !escaped.len().is_multiple_of(PIECE_BYTES_MAX) => escaped.push('.'),
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }

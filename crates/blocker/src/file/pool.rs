@@ -88,7 +88,7 @@ impl Drop for Pool {
         self.shared.changed.notify_all();
         let me = std::thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != me) {
-            // A thread catches its jobs' panics, so it does not panic itself.
+            // A thread catches the panics of its jobs, so the thread itself does not panic.
             let _ = thread.join();
         }
     }
@@ -173,7 +173,7 @@ impl<T> Future for JobFuture<T> {
 
 impl<T> Drop for JobFuture<T> {
     fn drop(&mut self) {
-        // A running job continues to its end, and its result is dropped.
+        // A running job continues to its end, but its result is dropped.
         self.ticket.lock().phase = Phase::Over;
     }
 }

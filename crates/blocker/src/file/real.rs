@@ -141,7 +141,7 @@ impl Disk for RealDisk {
         let mut done = 0;
         while done < buffer.len() {
             match file.read_at(&mut buffer[done..], done as u64) {
-                // The end of the file.
+                // The read has reached the end of the file.
                 Ok(0) => return Ok((done, done as u64)),
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

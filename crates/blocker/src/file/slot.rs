@@ -160,7 +160,7 @@ impl Slot {
                     _ => Found::Slot { slot: one, one_damaged: false },
                 }
             }
-            // A creation that a power loss has reduced to one sector looks the same.
+            // A creation of which a power loss has left one sector looks the same.
             (Found::Slot { slot, .. }, Found::Blank) | (Found::Blank, Found::Slot { slot, .. }) => {
                 Found::Slot { slot, one_damaged: slot.count > 1 }
             }
@@ -203,7 +203,7 @@ impl Slot {
             return Found::Damaged;
         }
         if number(8) == u64::MAX {
-            // No store reaches this count, which could not be incremented.
+            // No store reaches this count, because it could not be incremented any more.
             return Found::Damaged;
         }
         let mut size_bytes = None;

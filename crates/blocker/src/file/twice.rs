@@ -152,7 +152,7 @@ pub(super) fn replace(
         match replaced {
             Ok(()) => disk.sync_dir(root)?,
             Err(error) => {
-                // A remaining file is removed by the next start.
+                // The next start removes a file that remains.
                 let _ = disk.unlink(&temporary);
                 if !is_out_of_space(&error) || content.len() > SECTOR_BYTES {
                     return Err(error);
@@ -224,7 +224,7 @@ impl Superblock {
 pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
     let mut bytes = start(CLAIMS_MAGIC);
     let all: Vec<_> = claims.iter().collect();
-    // Bounded by CLAIMS_COUNT_MAX.
+    // The count is at most CLAIMS_COUNT_MAX.
     bytes.extend((all.len() as u32).to_le_bytes());
     for (scope, epoch, writer) in all {
         bytes.extend(epoch.0.to_le_bytes());

@@ -141,7 +141,7 @@ impl Measurements {
         let since = begun.0.max(1);
         // A response after the start of this operation proves that the store is reachable.
         if self.answered_at.load(Ordering::Relaxed) <= since {
-            // Fails if the silence is already recorded.
+            // This fails if the silence is already recorded.
             let _ = self.silent_since.compare_exchange(0, since, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -154,7 +154,7 @@ impl Collect for Measurements {
         };
         for operation in self.operations() {
             let help = "The duration of operations of the store, in seconds.";
-            // From 16 µs, which no store operation undercuts, to 67 s.
+            // The buckets range from 16 µs, which is less than any store operation takes, to 67 s.
             let value = operation.latency.value(4, 26);
             into.sample("store_request_duration_seconds", help, labels(operation.name), value);
         }

@@ -70,7 +70,7 @@ fn describe(span: &mut Span, request: &ChangeRequest) {
             span.set("object", from.to_string());
             return span.set("to", object);
         }
-        // The expected bytes are not changed.
+        // The expected bytes are not part of the change.
         Change::CompareAndWrite { data, .. } => data.len_bytes() as u64,
         Change::WriteZeroes { len_bytes, .. } | Change::Discard { len_bytes, .. } => *len_bytes,
         change => change.payload_bytes(),

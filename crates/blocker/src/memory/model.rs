@@ -163,7 +163,7 @@ impl Model {
         Ok(claimed)
     }
 
-    // ---- what the operations share
+    // ---- functions that the operations share
 
     /// Checks whether a change of the object may be made on these terms.
     pub(super) fn admit(&self, object: &ObjectId, terms: &ChangeTerms) -> Result<()> {

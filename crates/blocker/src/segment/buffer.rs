@@ -42,7 +42,7 @@ impl Buffer {
         let mut memory = kept.unwrap_or_else(|| Arc::new([0; BUFFER_BYTES]));
         // A kept buffer has no other owner, so `make_mut` does not copy.
         let is_filled = fill(&mut Arc::make_mut(&mut memory)[..len]);
-        // The length is at most 4 096.
+        // A buffer has at most 4 096 bytes.
         let buffer = Self { memory: Some(memory), start: 0, end: len as u32 };
         is_filled.then_some(buffer)
     }
@@ -74,7 +74,7 @@ impl Drop for Buffer {
         // A sole owner cannot gain a second one meanwhile. If two owners drop the buffer
         // simultaneously, each sees two owners, and the buffer is freed instead of being kept.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
-        // A thread that is ending keeps no buffers.
+        // A thread that is ending does not keep buffers.
         let _ = KEPT.try_with(|kept| {
             let mut kept = kept.borrow_mut();
             if kept.len() < KEPT_MAX {

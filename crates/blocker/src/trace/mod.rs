@@ -107,8 +107,8 @@ fn seed() -> u64 {
     if getrandom::fill(&mut bytes).is_ok() {
         return u64::from_ne_bytes(bytes);
     }
-    // If the system has no random bytes, the time, the process and the thread distinguish the
-    // numbers.
+    // If the system provides no random bytes, the time, the process and the thread make the numbers
+    // distinct.
     use std::hash::BuildHasher;
     let now = std::time::SystemTime::now();
     std::hash::RandomState::new().hash_one((now, std::process::id(), std::thread::current().id()))

@@ -115,7 +115,7 @@ impl Tracer {
 
     /// Changes the share of requests that are sampled.
     pub fn set_ratio(&self, ratio: f64) {
-        // The conversion saturates.
+        // The cast saturates.
         let threshold = (ratio * u64::MAX as f64) as u64;
         self.inner.threshold.store(threshold, Ordering::Relaxed);
     }
@@ -265,7 +265,7 @@ pub(crate) mod tests {
         let count = || (0..4000).filter(|_| tracer.sample("r", SpanKind::Server).is_some()).count();
         assert_eq!(count(), 0);
         tracer.set_ratio(0.25);
-        // The deviation is larger once in 10^30.
+        // The probability of a larger deviation is 10^-30.
         assert!((600..1400).contains(&count()));
         tracer.set_ratio(1.0);
         assert_eq!(count(), 4000);

@@ -172,7 +172,7 @@ fn discard(directory: &Path, yes: bool, output: &Output) -> Verdict {
         let text = format!("{shown} is kept: {lost}; --yes discards it (export saves it first)");
         return Err(Failure::usage(text));
     }
-    // With buffered I/O, so that the tools work on any file system.
+    // The tools use buffered I/O, so that they work on any file system.
     let disk = RealDisk::open(directory, false).map_err(Failure::io(&shown))?;
     tools::discard(&disk).map_err(|error| failure(directory, error))?;
     output.write(format!("{shown} is an empty journal now"), &json!({}))?;

@@ -47,7 +47,7 @@ impl Export {
     pub(super) fn run(&self, output: &Output) -> Verdict {
         let directory: &PathBuf = &self.directory.directory;
         let disk = open(directory)?;
-        // A path denotes a file store.
+        // A path names a file store.
         let spec: BackendSpec = match self.to.contains(':') {
             true => self.to.parse().map_err(Failure::usage)?,
             false => format!("file:{}", self.to).parse().map_err(Failure::usage)?,

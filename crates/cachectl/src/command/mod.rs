@@ -332,11 +332,11 @@ impl Call<'_> {
         let namespace = Namespace::copy_from(self.namespace.as_bytes())?;
         let BackendServer { spec, secret_file, origin } = self.servers.backend()?;
         let secret = secret_file.as_deref().map(secret).transpose().map_err(Failure::usage)?;
-        // The command line itself shows a store that it names.
+        // If the command line names the store, the store is shown there.
         let is_shown = !spec.is_server() && origin == Origin::Given("--backend");
         let asked = |failure: Failure| match is_shown {
             true => failure,
-            // Without its other keys, because a setting for librados can be a secret.
+            // The other keys are not shown, because a setting for librados can be a secret.
             false => failure.asked(format_args!("the backend {} is {origin}", spec.table())),
         };
         let opened = Opened::open(&spec, secret.as_ref(), self.timeout, only_reads);

@@ -227,7 +227,7 @@ fn shown(of: &Value) -> String {
         let value = if of[key].is_null() { "none".to_owned() } else { of[key].to_string() };
         text.push_str(&format!("\n  {key:<17} {value}"));
     }
-    // The settings that are set, including those set to none.
+    // These are the settings that are set, including those set to none.
     for (key, value) in of["settings"].as_object().into_iter().flatten() {
         match (value, source_of(of, key)) {
             (Value::Null, source) if source.is_empty() => {}

@@ -157,8 +157,8 @@ impl Put {
         what: &str,
         limit: u64,
     ) -> Result<(), Failure> {
-        // Checked before anything is removed: even the name of the longest stripe must be a valid
-        // name.
+        // This is checked before anything is removed: even the name of the longest stripe must be a
+        // valid name.
         stripe(context, &self.name, 0)?;
         remove_stripes(context, &self.name)?;
         let mut progress = Progress::new(len);

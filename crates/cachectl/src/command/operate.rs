@@ -167,7 +167,7 @@ pub(super) fn until_done(
         let mut body = body.clone();
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         if let Some(left) = left {
-            // The rest is reserved for the response.
+            // The remaining time is reserved for the response.
             body["wait_ms"] = json!(u64::try_from(left.as_millis()).unwrap_or(u64::MAX) / 2);
         }
         let answer = admin.post(path, &body)?;
@@ -178,7 +178,7 @@ pub(super) fn until_done(
             let text = answer["why"].as_str().unwrap_or("it is not complete yet").to_owned();
             return Err(Failure::admin(format!("{}{path}", admin.url()), None, text));
         }
-        // A response about a failure of the store may come at once.
+        // A response about a failure of the store may arrive immediately.
         std::thread::sleep(Duration::from_millis(100));
     }
 }

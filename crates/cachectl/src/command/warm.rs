@@ -123,17 +123,17 @@ impl Warm {
         let (began, mut progress) = (Instant::now(), Progress::new(None));
         let mut in_flight = FuturesUnordered::new();
         let mut has_more = true;
-        // The time that these bytes take at the rate.
+        // Returns the time that these bytes take at the requested rate.
         let time = |bytes: u64| {
             self.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(bytes as f64 / rate as f64))
         };
-        // The time by which the completed reads would have ended at the rate.
+        // The time by which the completed reads would have ended at the requested rate.
         let mut paced = began;
         loop {
             let now = Instant::now();
             paced = paced.max(now.checked_sub(UNUSED_MAX).unwrap_or(now));
-            // The time for which the next read must wait to keep the rate. Those in flight count as
-            // if they were complete, so that many of them are no burst.
+            // The time for which the next read must wait to keep the rate. Reads in flight count as
+            // if they were complete, so that many of them do not form a burst.
             let wait = loop {
                 let due = paced + time(step * in_flight.len() as u64);
                 let wait = due.saturating_duration_since(now);
@@ -181,8 +181,8 @@ async fn read(
     offset: u64,
     length: u64,
 ) -> (ObjectId, u64, Result<ReadReply>) {
-    // Not sequential: the cache would read ahead what is read here anyway, and long sequential
-    // reads may bypass it.
+    // The read is not marked as sequential: the cache would read ahead the same data, and long
+    // sequential reads may bypass it.
     let request =
         ReadRequest::new(object.clone(), offset, length).hints(Hints::RANDOM).priority(Priority::Low);
     (object, offset, backend.read(request).await)

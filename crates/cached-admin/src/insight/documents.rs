@@ -73,7 +73,7 @@ pub fn curves_of(scope: &str, curve: MissRatioCurve) -> Vec<Curve> {
 
 /// Writes the metrics of curves: those of whole caches, and the memory of namespaces.
 pub fn collect_curves(curves: &[Curve], into: &mut Families) {
-    // Namespaces follow the whole cache, the busiest first.
+    // The curves of namespaces follow that of the whole cache, the busiest namespace first.
     let whole = curves.iter().filter(|curve| !curve.scope.contains(':'));
     for curve in whole {
         let labels = |factor: f64| -> Vec<Label> {

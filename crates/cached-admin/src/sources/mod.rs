@@ -115,7 +115,7 @@ impl StoreSource {
     /// Sends a small request to the store whenever it has not replied to anything for a while, so
     /// that its absence is noticed even when no client needs it. Ends with the store.
     pub async fn watch(store: Weak<dyn Blocker>, measurements: Arc<Measurements>) {
-        // The object need not exist: its absence is a valid reply.
+        // The object need not exist, because its absence is a valid reply.
         let Ok(object) = "cached/readiness".parse::<ObjectId>() else { return };
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -108,7 +108,7 @@ impl Status {
             history: History::new(),
             ..Document::default()
         };
-        // Outside the lock, because a source may take some time.
+        // Sources are called outside the lock, because a source may take some time.
         let sources = inner.sources.lock().clone();
         sources.iter().for_each(|source| source.fill(&mut document));
         document
@@ -118,7 +118,7 @@ impl Status {
     pub(crate) async fn record_history(self) {
         let mut before = self.present();
         let mut steps = tokio::time::interval(Duration::from_secs(STEP_SECS));
-        // If a step is late, it is longer; no step is added in its place.
+        // A late step is longer; no step is added in its place.
         steps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // The first tick is immediate.
         steps.tick().await;
@@ -174,7 +174,7 @@ impl History {
     fn add(&mut self, cells: Vec<(&'static str, Cell)>, end_unix_ms: u64) {
         for (name, cell) in cells {
             let column = self.columns.entry(name).or_default();
-            // The part has appeared since the last step.
+            // The part did not exist at the last step.
             column.resize(self.len, Cell::Nothing);
             column.push_back(cell);
         }

@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(load.look([0, 100], [0, 1000]), Some(Move { from: Half::Items, bytes: WHOLE / 32 }));
         while load.look([0, 100], [0, 1000]).is_some() {}
         assert_eq!(load.now[0].bytes, WHOLE / 8);
-        // And back, once the earlier gains have been forgotten.
+        // The memory moves back once the earlier gains have been forgotten.
         let back = (0..10).find_map(|_| load.look([100, 0], [1000, 0]));
         assert_eq!(back.map(|back| back.from), Some(Half::Objects));
     }
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(load.look([1, 1], [0, 1000]), None, "too little was stored to decide");
         assert!(load.look([8, 0], [0, 1000]).is_some(), "with what was stored before");
         let mut load = Load::new();
-        // Three quarters of a unit at a time; less if the gains are closer.
+        // Three quarters of a unit move at a time, and less if the gains are closer.
         let moved = [0; 4].map(|_| load.look([8, 1], [250, 1000]).map_or(0, |moved| moved.bytes));
         assert_eq!(moved, [0, UNIT, UNIT, UNIT]);
     }

@@ -199,7 +199,7 @@ impl Arbiter {
         let goes_on = goes_on && moved.bytes >= unit;
         self.pending = goes_on.then_some(moved);
         if !goes_on {
-            // Memory that is not enough for a region goes back, because the cache accepts any
+            // Memory that is not enough for a region is returned, because the cache accepts any
             // number of buckets.
             self.give_to(&objects);
             self.metrics.look([self.kv.item_memory(), objects.bytes()], self.halves.gains());
@@ -254,7 +254,7 @@ impl Arbiter {
 
     /// Gives the memory in hand to the cache.
     fn give_to(&mut self, objects: &ObjectCache) {
-        // This is below 2^32: at most a few regions.
+        // This is below 2^32, because it is at most a few regions.
         let taken = objects.take_buckets((self.in_hand / BUCKET_BYTES) as u32);
         self.in_hand -= u64::from(taken) * BUCKET_BYTES;
     }

@@ -14,8 +14,8 @@
 use super::RegionId;
 use super::memory::Memory;
 use crate::clock::Expiry;
-// Not from `crate::sync`: these are sums that do not order anything between threads, in lazily
-// touched memory.
+// `crate::sync` is not used: these sums order nothing between threads, and are in lazily touched
+// memory.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The length of a span as a part of its start time, as a binary logarithm.
@@ -217,7 +217,7 @@ mod tests {
             assert_eq!(before, Expired::default(), "a life of {life} s");
             let then = table.expired(RegionId(1), 100 + life);
             assert_eq!(then.most, 1_000, "a life of {life} s");
-            // With an error of an eighth.
+            // The estimate has an error of up to an eighth.
             let late = table.expired(RegionId(1), 100 + life + life / 7);
             assert_eq!((late.likely, late.most), (1_000, 1_000), "a life of {life} s");
             table.forget(RegionId(1), 400, Expiry::at(100 + life));

@@ -394,8 +394,8 @@ impl ArenaFile {
             opened.superblock.write_identity(&wanted);
         }
         opened.file.cold = cold;
-        // Written to the disk before anything else changes, so that after a crash of the system the
-        // end does not count as clean.
+        // This is written to the disk before any other change, so that after a crash of the system
+        // the file does not count as cleanly closed.
         let notes = opened.superblock.notes();
         notes.set_state(MemoryState::Running);
         notes.set_boot(boot);

@@ -304,7 +304,7 @@ impl RegionHeader {
 // │ draining │ pins                                │
 // └──────────┴─────────────────────────────────────┘
 // ```
-// The owner sets *draining* when it no longer needs the region; no pins are added from then on.
+// The owner sets *draining* when it no longer needs the region; from then on no pins are added.
 // Exactly one thread changes the word to "draining, no pins", and that thread frees the region.
 
 const DRAINING: u32 = 1 << 31;

@@ -20,7 +20,7 @@
 use super::Memory;
 use super::file::Cold;
 use crate::stores;
-// Not from `crate::sync`: these words are in raw memory.
+// `crate::sync` is not used, because these words are in raw memory.
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The bytes of the superblock.
@@ -89,7 +89,7 @@ impl Identity {
     pub(super) fn differs(&self, wanted: &Identity) -> Option<String> {
         let arena = |identity: &Identity| u64::from(identity.region_bytes) * u64::from(identity.regions);
         let cas = |identity: &Identity| if identity.has_cas { "with" } else { "without" };
-        // This check comes first, because a policy uses part of the memory.
+        // This check comes first, because the policy itself uses a part of the memory.
         if self.policy != wanted.policy {
             let name = |identity: &Identity| {
                 String::from_utf8_lossy(&identity.policy).trim_end_matches('\0').escape_debug().to_string()
@@ -255,7 +255,7 @@ impl Notes {
 
     /// Removes the boundary, unless it has been raised meanwhile.
     pub(crate) fn clear_boundary(&self, boundary: u64) {
-        // This fails if another flush has raised the boundary; then it stays.
+        // This fails if another flush has raised the boundary, which then stays.
         let _ = self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
         stores::done();
     }
@@ -289,7 +289,7 @@ impl Notes {
     /// 0 if the system's clock went back.
     pub(super) fn time_since(&self) -> (u32, u32) {
         let time = self.time.load(Ordering::Acquire);
-        // Unix times wrap after 136 years. A difference above half of that is negative.
+        // Unix times wrap after 136 years. A difference above half of that range is negative.
         let passed = (unix_secs() as u32).wrapping_sub((time >> 32) as u32).cast_signed();
         (time as u32, passed.max(0).cast_unsigned())
     }

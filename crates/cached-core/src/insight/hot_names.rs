@@ -126,12 +126,12 @@ pub(crate) const fn bytes_max(name_bytes_max: usize) -> usize {
     (NAMES_MAX + GROUPS_MAX) * (2 * name_bytes_max + 128)
 }
 
-// The most frequent of many names in a limited amount of memory: the space-saving algorithm
-// (Metwally et al., ICDT'05).
+// Finds the most frequent of many names in a limited amount of memory, by the space-saving
+// algorithm (Metwally et al., ICDT'05).
 //
 // Each of a fixed number of counters belongs to one name. A name without a counter takes over the
-// counter with the lowest count, including its count. So a count is never too low, and too high by
-// at most the count taken over.
+// counter with the lowest count, including that count. Therefore a count is never too low, and too
+// high by at most the count that was taken over.
 
 /// The counters, as a binary heap with the lowest count on top.
 #[derive(Debug)]
@@ -244,8 +244,8 @@ mod hot_names_tests {
     fn one_request_in_about_256_is_counted_whatever_the_order() {
         let (hot, off) = (HotSketch::new(true, at(0)), HotSketch::new(false, at(0)));
         assert!(!(0..1000).any(|_| off.is_due()) && off.report(1, at(1), 1).is_none());
-        // Every eighth request is for one name, the others cycle through 256 names: the samples
-        // must not all hit the same one.
+        // Every eighth request is for one name, and the others cycle through 256 names. The samples
+        // must not all hit the same name.
         let name = |n: u64| if n.is_multiple_of(8) { "hot".to_owned() } else { format!("k{}", n % 256) };
         let samples = (0..256_000).filter(|n| count(&hot, &name(*n))).count();
         assert!((850..1200).contains(&samples), "{samples}");

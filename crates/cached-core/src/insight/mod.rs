@@ -189,7 +189,7 @@ impl Insight {
     pub(crate) fn misses_by_reason(&self) -> Option<MissesByReason> {
         let state = lock(self.state.as_ref()?);
         let all: f64 = state.reasons.iter().sum();
-        // Without counters, all of them are estimated.
+        // Without counters, all parts are estimated.
         let totals = state.totals.unwrap_or(Totals { misses: all as u64, ..Totals::default() });
         // For expired and flushed entries the engine has counted the misses itself.
         let unknown = totals.misses.saturating_sub(totals.expired + totals.flushed);
@@ -217,7 +217,7 @@ impl Insight {
     }
 }
 
-// The reports: plain values, for JSON, statistics and metrics.
+// The reports are plain values, for JSON, statistics and metrics.
 
 /// The miss ratios of the cache with other amounts of memory.
 #[derive(Debug, Clone, PartialEq, Serialize)]

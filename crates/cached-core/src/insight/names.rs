@@ -129,7 +129,7 @@ impl Names {
             (self.names.len() - 1) as u32
         });
         let record = &mut self.names[name as usize];
-        // The generations of its positions continue.
+        // The generations of the record's positions continue.
         *record = Name { hash, bytes, namespace, places: record.places, ..Name::default() };
         let names = &self.names;
         self.index.insert_unique(mixed(hash), name, |name| mixed(names[*name as usize].hash));

@@ -235,7 +235,7 @@ impl Simulation {
                 continue;
             }
             if is_present && is_same {
-                // Overwritten in place.
+                // The entry is overwritten in place.
                 self.sizes[at].hit(self.names.place_mut(name, at));
                 self.names.set_expiry(name, at, 0);
                 continue;

@@ -174,7 +174,7 @@ impl Drop for Follower {
     fn drop(&mut self) {
         let Some(place) = self.place else { return };
         let waker = lock(&self.flight.state).wakers.get_mut(place).and_then(Option::take);
-        // Dropped outside of the lock: a waker may run code of its executor.
+        // The waker is dropped outside the lock, because it may run code of its executor.
         drop(waker);
     }
 }

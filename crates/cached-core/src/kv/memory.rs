@@ -72,8 +72,8 @@ impl KvMemory {
     }
 }
 
-// The store as one half of a memory that it shares with an object cache: the arbiter's view of it,
-// and the release and return of regions.
+// The store as one half of a memory that it shares with an object cache: how the arbiter observes
+// the store, and how regions are released and returned.
 
 impl Kv {
     /// Returns the store's needs in a shared memory, except for the minimum and the cost of a miss.

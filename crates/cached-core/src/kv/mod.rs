@@ -154,7 +154,7 @@ impl Kv {
         } else {
             Insight::off()
         };
-        // The policy's records of evicted items are part of the same memory.
+        // The policy's records of evicted items belong to the same memory.
         let (bytes_min, bytes_max) = (config.arena_bytes_min(), config.arena_bytes_max());
         let policy_bytes = if config.evict { policy.attach(bytes_max, ENTRY_BYTES_USUAL) } else { 0 };
         let region_bytes = region_bytes_for(bytes_min);

@@ -168,7 +168,8 @@ impl PrefixFlushes {
 
     /// Returns the most bytes of the marks and of the table.
     pub(super) fn bytes_max(&self) -> usize {
-        // Three tables: the current one, the copy of a sweep, and one that is being replaced.
+        // There are three tables: the current one, the copy of a sweep, and one that is being
+        // replaced.
         self.marks.max as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
     }
 
@@ -184,8 +185,8 @@ impl PrefixFlushes {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
             return false;
         }
-        // This comes before operations find the prefix, so that any later mark has at least this
-        // number.
+        // The number is increased before operations find the prefix, so that any later mark has at
+        // least this number.
         let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
         entries.push(Arc::new(Pending { prefix: prefix.into(), number }));
         let next = Arc::new(Table::new(entries, table.sweeping));
@@ -327,8 +328,8 @@ impl PrefixFlushes {
     }
 }
 
-// The marks: the keys stored while one of their prefixes was in the table, with the number of the
-// latest flush at that time.
+// A mark is a key stored while one of its prefixes was in the table, with the number of the latest
+// flush at that time.
 
 /// The most bytes per mark: a hash map doubles its size, and needs two words and a byte per entry.
 pub(in crate::kv) const MARK_BYTES_MAX: usize = 40;
@@ -370,8 +371,8 @@ impl Marks {
             *mark = number;
             return true;
         }
-        // The count comes before the entry, so that threads that mark keys at the same time stay
-        // within the limit.
+        // The count is increased before the entry is created, so that threads that mark keys
+        // simultaneously stay within the limit.
         let room = |len: u64| (len < self.max).then_some(len + 1);
         if self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             return false;

@@ -148,7 +148,7 @@ fn scan_region(inner: &Inner, region: RegionId, now: u32, check: bool, part: &mu
     }
     if !scan.is_complete() {
         part.damaged_regions += 1;
-        // The walk does not continue after this point.
+        // The walk ends here.
         inner.log.arena.region(region).set_used_bytes(scan.cursor);
     }
     if has_items {
@@ -281,7 +281,7 @@ pub(super) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(super) fn new(log: &'a Log, region: RegionId) -> Scan<'a> {
-        // Regions are at most 1 MiB.
+        // A region has at most 1 MiB.
         let end = log.arena.region(region).used_bytes().min(log.arena.region_bytes() as u32);
         Scan { log, region, cursor: log.first_entry(), end }
     }
@@ -297,7 +297,7 @@ impl Iterator for Scan<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Entry> {
-        // The smallest entry has two words and one byte.
+        // The smallest entry consists of two words and one byte.
         let left = self.end.checked_sub(self.cursor).filter(|left| *left >= 12)?;
         let location = self.log.location_in(self.region, self.cursor);
         let ptr = self.log.ptr(location);

@@ -198,7 +198,7 @@ pub enum ArithmeticOutcome {
     OutOfMemory,
 }
 
-// Hooks, which the store calls at every change of an item and at every eviction.
+// The store calls the hooks at every change of an item and at every eviction.
 
 /// A change of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

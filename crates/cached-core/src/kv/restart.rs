@@ -155,7 +155,7 @@ impl Drop for Inner {
     }
 }
 
-// Handing the memory over to another process, while this one waits and can resume using it.
+// Hands the memory over to another process, while this process waits and can resume using it.
 //
 // ```text
 //  this process                              the other one
@@ -167,7 +167,7 @@ impl Drop for Inner {
 //   ├── forget: leaves the file alone  ◄───  confirm_hand_over: has the memory
 //   └── resume: puts the head back           (or it has ended without it)
 // ```
-// The index stays in this process meanwhile.
+// In the meantime, the index stays in this process.
 
 /// A store whose memory another process may take over. Dropping this leaves the file untouched, as
 /// [`forget`](HandedOver::forget) does.
@@ -188,7 +188,7 @@ impl Kv {
     /// until [`HandedOver::resume`] has returned. Reading statistics is allowed.
     pub fn hand_over(&self) -> Option<HandedOver> {
         let StoreFile { held, identity, is_owned, .. } = self.inner.store_file.as_ref()?;
-        // A flush that is due runs here, because it must not change the memory later.
+        // A flush that is due runs now, because it must not change the memory later.
         self.inner.note_time(self.inner.now());
         let head = held.head(identity);
         is_owned.store(false, Ordering::Release);
@@ -240,7 +240,7 @@ impl HandedOver {
     /// Leaves the memory to the other process, which has confirmed. This process neither reads nor
     /// writes it any more.
     pub fn forget(self) {
-        // Leaks a reference, so that the memory stays untouched even when other parts of the
+        // This leaks a reference, so that the memory stays untouched even when other parts of the
         // program drop theirs.
         std::mem::forget(self.kv.clone());
     }

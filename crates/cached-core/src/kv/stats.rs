@@ -223,7 +223,7 @@ impl Kv {
     pub fn take_samples(&self, totals: Option<Totals>) -> usize {
         let inner = &self.inner;
         let stats = self.stats();
-        // The memory for items and ghosts.
+        // The memory consists of the items and the ghosts.
         let memory = (inner.log.present_bytes() + inner.log.policy_bytes) as u64;
         let used = (stats.evictions > 0).then_some((memory, stats.item_bytes));
         let flushes = inner.flush.flushes();
@@ -268,10 +268,10 @@ impl Kv {
         let mut shape = ItemShape::default();
         let inner = &self.inner;
         let buckets: u64 = inner.index.shards().iter().map(|shard| shard.bucket_count()).sum();
-        // Samples one hash bucket in every `step`, so that the whole index is covered.
+        // The step spreads the sampled hash buckets over the whole index.
         let items_max = items_max.max(1);
-        // The index does not shrink. In one that was larger before, the number of hash buckets
-        // visited stays the same.
+        // An index never shrinks. In one that was larger before, the number of hash buckets visited
+        // stays the same.
         let step = (self.stats().items / items_max + 1).max(buckets / items_max).min(buckets.max(1));
         for (shard, of) in inner.index.shards().iter().enumerate() {
             let mut bucket = 0;

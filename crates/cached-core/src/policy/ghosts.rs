@@ -277,13 +277,13 @@ mod tests {
 
     #[test]
     fn a_ghost_lasts_until_the_memory_has_been_evicted_once() {
-        // Entries of 256 bytes create as many ghosts as fit, so some displace others.
+        // As many entries of 256 bytes become ghosts as fit, so some ghosts displace others.
         for (entry_bytes, percent) in [(256, 70), (4096, 95)] {
             let ghosts = Ghosts::new(1 << 20, 256);
             let round = (1 << 20) / entry_bytes;
             (0..round * 9).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), entry_bytes));
-            // Two queues with half of the evictions each: names of two rounds are valid, except for
-            // the quarter that the last stamp may be old.
+            // Each of the two queues has half of the evictions. The names of two rounds are valid,
+            // except for a quarter, by which the last stamp may be old.
             let last = round * 9;
             let young = (last - round * 3 / 2..last).filter(|n| ghosts.take(hash(*n)).is_some()).count();
             assert!(young as u64 * 100 >= round * 3 / 2 * percent, "{young} of {} are left", round * 3 / 2);

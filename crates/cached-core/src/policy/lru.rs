@@ -65,7 +65,7 @@ impl Lru {
         } else {
             self.epoch_left.store(self.memory_bytes / EPOCHS_PER_MEMORY, Relaxed);
             self.epoch.store((self.epoch.load(Relaxed) + 1) % EPOCHS, Relaxed);
-            // Bytes placed one memory size ago have a quarter of the weight.
+            // Bytes that were placed one memory size ago have a quarter of the weight.
             for placed in &self.placed {
                 placed.store((placed.load(Relaxed) * 3 / 4).max(1), Relaxed);
             }
@@ -111,8 +111,8 @@ impl Policy for Lru {
     }
 }
 
-// The opposite policy, most recently used: for workloads in which a recently used entry will not be
-// used again soon.
+// The opposite policy, which evicts the most recently used entry: for workloads in which a recently
+// used entry will not be used again soon.
 
 /// Evicts entries that were read first, then those that were stored last. This is for swap,
 /// prefetched data and loops longer than the memory, where a second read is far away or never
@@ -239,7 +239,7 @@ mod lru_tests {
             lru.place(QueueId::MAIN, EPOCH_BYTES / 2);
         }
         assert_eq!((lru.victim([70, 30]), lru.victim([63, 37])), (QueueId::ENTRY, QueueId::MAIN));
-        // Ever fewer go into the main queue, so its share shrinks.
+        // Fewer and fewer entries go into the main queue, so its share shrinks.
         (0..50).for_each(|_| lru.place(QueueId::ENTRY, EPOCH_BYTES));
         assert_eq!(lru.victim([95, 5]), QueueId::MAIN);
     }

@@ -155,8 +155,8 @@ impl Policy for S3Fifo {
             bytes => bytes,
         };
         let phase_bytes = (entry_bytes / u64::from(PHASES)).max(1) as i64;
-        // A portion larger than the queue ages all earlier entries, and does not make any look
-        // young again.
+        // A portion larger than the queue ages all earlier entries, and does not make any of them
+        // look young again.
         let passed = (-left / phase_bytes + 1).min(i64::from(PHASES / 2));
         self.phase_left.store((left + passed * phase_bytes).max(0), Relaxed);
         // If two threads do this at the same time, one update may be lost, which is harmless.

@@ -30,7 +30,8 @@ impl<S: Subscriber> Layer<S> for Handle {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let metadata = event.metadata();
         let mut record = Record::new(Level::of(*metadata.level()), metadata.target());
-        // Before taking the locks, because it runs the callers' code.
+        // The event is recorded before the locks are taken, because recording runs the callers'
+        // code.
         event.record(&mut record);
         if record.level <= Level::Info {
             let place = (record.level, record.target);
@@ -70,7 +71,7 @@ impl Lines {
             Format::Text => record.write_text(&mut line, self.is_colored),
             Format::Json => record.write_json(&mut line),
         }
-        // If standard error is closed, there is nowhere to report that. The tail is still kept.
+        // If standard error is closed, the failure cannot be reported. The tail is still kept.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }
 }

@@ -41,7 +41,7 @@ impl Format {
 /// Prints lines to standard output. `target` is the module that prints them.
 pub fn print_out(target: &'static str, lines: &str) {
     let text = in_format(Level::Info, target, lines.lines());
-    // Fails if standard output is closed, which is no reason to stop.
+    // This fails if standard output is closed, which is no reason to stop.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
@@ -82,7 +82,7 @@ fn in_format<'a>(level: Level, target: &'static str, messages: impl Iterator<Ite
 }
 
 fn write_err(text: &str) {
-    // If standard error is closed, there is nowhere to report that.
+    // If standard error is closed, the failure cannot be reported.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 

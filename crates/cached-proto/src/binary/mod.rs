@@ -31,7 +31,7 @@ pub fn decode(input: &[u8]) -> Decoded<'_> {
     }
 }
 
-// The 24 bytes at the start of every frame, in requests and in responses.
+// The header: 24 bytes at the start of every frame, in requests and in responses.
 //
 // ```text
 //       0               1               2               3

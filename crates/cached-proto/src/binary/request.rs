@@ -215,7 +215,7 @@ pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
         op::NOOP => Command::Noop,
         op::VERSION => Command::Version,
         op::SASL_LIST_MECHS | op::SASL_AUTH | op::SASL_STEP => {
-            // Not implemented. The reply is that of a memcached without -S.
+            // These commands are not implemented. The reply is that of a memcached without -S.
             return Decoded::swallow(error(Status::UnknownCommand), head_len, value_len);
         }
         op::SET | op::ADD | op::REPLACE | op::APPEND | op::PREPEND => {
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(refusal(&frame(opcode::GET, b"", b"key", b"v")), (INVALID, 27, 0, true));
         let touch = Command::Touch { key: b"k", exptime: 0xffff_ffff };
         assert_eq!(command(&frame(opcode::TOUCH, &[0xff; 4], b"k", b"")), (touch, false));
-        // A value that the command must not have is read as the next frame.
+        // If a command must not have a value, the value is read as the next frame.
         assert!(matches!(
             decode(&frame(opcode::TOUCH, &[0; 4], b"k", b"v")),
             Decoded::Request { consumed: 29, .. }

@@ -53,7 +53,7 @@ pub fn is_sasl(opcode: u8) -> bool {
 /// that is not in [`SaslCommand`] is refused, and the connection closed.
 pub fn decode(input: &[u8]) -> Decoded<'_> {
     let Some(header) = Header::read(input) else {
-        // Text is not a frame, so its end need not be awaited.
+        // Text is not a frame, so the decoder does not wait for its end.
         let is_frame = input.first().is_none_or(|first| *first == MAGIC_REQUEST);
         return if is_frame { Decoded::Incomplete } else { Decoded::Close };
     };

@@ -49,7 +49,7 @@ impl<'a> Get<'a> {
     #[inline]
     pub fn next_keys(&mut self, into: &mut [&'a [u8]]) -> usize {
         if self.key_end != 0 {
-            // A line with one key, whose end is known.
+            // This is a line with one key, whose end is known.
             return match into.first_mut().zip(self.next_key()) {
                 Some((place, key)) => {
                     *place = key;
@@ -121,8 +121,8 @@ const KEY_AT: usize = 4;
 #[inline]
 pub fn plain_get(input: &[u8]) -> Option<(&[u8], usize)> {
     let rest = input.strip_prefix(b"get ")?;
-    // Searches no further than the longest key, so that an endless line is not searched again with
-    // every piece.
+    // The search goes no further than the longest key, so that an endless line is not searched
+    // again with every piece.
     let key_len = scan::word_before_crlf(&rest[..rest.len().min(KEY_LEN_MAX + 2)])?;
     (1..=KEY_LEN_MAX).contains(&key_len).then(|| (&rest[..key_len], KEY_AT + key_len + 2))
 }
@@ -215,7 +215,7 @@ fn has_long_key(mut keys: &[u8]) -> bool {
 /// Appends `VALUE key flags len [cas]` and CRLF; the value and another CRLF follow.
 #[inline]
 pub fn encode_value_head(out: &mut Vec<u8>, key: &[u8], flags: u32, value_len: usize, cas: Option<u64>) {
-    // "VALUE ", three numbers with a space each, CRLF.
+    // The header consists of "VALUE ", three numbers with a space each, and CRLF.
     const ROOM: usize = 6 + 11 + 21 + 21 + 2;
     out.reserve(ROOM + key.len());
     out.extend_from_slice(b"VALUE ");

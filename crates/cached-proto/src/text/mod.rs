@@ -285,7 +285,7 @@ mod tests {
         for scanned in 0..line.len() {
             assert_eq!(decode(line, scanned, &Limits::DEFAULT), decoded(line));
         }
-        // A wrong value finds nothing, and does no harm.
+        // A wrong value finds no key, and does no harm.
         assert_eq!(decode(line, 100, &Limits::DEFAULT), Decoded::Incomplete);
     }
 }

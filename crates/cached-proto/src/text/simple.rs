@@ -248,8 +248,8 @@ pub(crate) fn decode_unknown<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a>
         b"refresh_certs" => Verb::RefreshCerts,
         b"shutdown" => Verb::Shutdown,
         b"slabs" => Verb::Slabs,
-        // An HTTP request, from a browser or from an attacker who makes one send requests to this
-        // port.
+        // This is an HTTP request, from a browser or from an attacker who makes a browser send
+        // requests to this port.
         _ if tokens.len() > 1 && last.starts_with(b"HTTP/") => return Decoded::Close,
         _ => return Decoded::refused(unless(noreply, reply::ERROR), line_len),
     };

@@ -141,7 +141,7 @@ fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
         if digit > 9 {
             break;
         }
-        // This wraps only if there are too many digits anyway.
+        // The value wraps only if there are too many digits anyway.
         number = number.wrapping_mul(10).wrapping_add(u32::from(digit));
         end += 1;
     }

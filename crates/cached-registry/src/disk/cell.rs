@@ -148,8 +148,8 @@ impl Shared {
     /// `is_ours`.
     fn decide(&self, state: &mut State, version: u64, is_ours: bool) -> Result<bool> {
         let Some(node) = self.agree(state, version)? else {
-            // Others have decided this version and gone on. What they have decided is in the newest
-            // proposal, because each one continues the list of the version before.
+            // Other nodes have decided this version and gone on. The newest proposal contains their
+            // decision, because each proposal continues the list of the version before.
             let newest = self.newest_slot()?;
             return Ok(is_ours && newest.is_some_and(|(_, slot)| slot.applied[self.me] == version));
         };
@@ -167,7 +167,8 @@ impl Shared {
             step = match step {
                 Step::Write(block) => {
                     if agreement.restarts() > 0 {
-                        // Another node competes: one of the two should be faster.
+                        // Another node competes, so the delays are random: one of the two should be
+                        // faster.
                         let most = 1 << agreement.restarts().min(8);
                         std::thread::sleep(Duration::from_micros(random() % (most * 500)));
                     }
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(read(&cells[1]), (Some(1), b"one"[..].into()));
         assert!(!cells[1].0.swap(1, b"other").unwrap());
         assert_eq!(read(&cells[1]), (Some(2), b"two"[..].into()));
-        // Node 0 returns.
+        // Node 0 returns after its crash.
         let returned = DiskCell::new(Arc::clone(disk), 0).unwrap();
         assert!(!returned.0.swap(1, b"late").unwrap());
         assert!(returned.0.swap(2, b"three").unwrap());

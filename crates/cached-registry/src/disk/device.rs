@@ -208,7 +208,7 @@ impl Disk {
                 return Err(unusable(&self.path, "it contains something else: fill it with zeros to use it"));
             }
         }
-        // The last block: a device that is too small is an error now.
+        // This reads the last block, so that a device that is too small is an error now.
         self.read_at(len - BLOCK_BYTES as u64, block.bytes_mut())?;
         self.file.write_all_at(header.bytes(), 0).map_err(|error| self.error("prepared", &error))
     }
@@ -397,7 +397,7 @@ mod tests {
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
         };
-        // In the table, in the words of a node, in the version and in the length.
+        // The damage is in the table, in a node's words, in the version, and in the length.
         for at in [BLOCK_BYTES as u64 + 2, 42, 8, 17] {
             flip(disk.slot_at(1, 1) + at);
             assert_eq!(disk.read_slot(1, 1).unwrap(), None, "{at}");

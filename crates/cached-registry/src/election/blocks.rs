@@ -262,7 +262,8 @@ impl BlockElection {
             self.note(now, blocks);
             self.look_at = match under_way {
                 _ if self.own.tenure.is_some() => NEVER,
-                // A slow look, or one before this host was suspended, is too old to act on.
+                // A read that was slow, or that began before this host was suspended, is too old to
+                // act on.
                 Some(UnderWay::Look(began)) if now.since(began) > self.epoch_time / 2 => now,
                 _ => now + self.epoch_time / 2,
             };
@@ -336,8 +337,8 @@ impl BlockElection {
         if is_free || self.is_offered() || !self.own.keeps(LeaseRule::Patience) {
             return Timestamp(0);
         }
-        // Standbys do not all begin at the same time. Those that have disturbed each other wait for
-        // other times than before, because their clocks may differ by just the difference.
+        // Standbys do not all begin simultaneously. After a conflict they wait for different times,
+        // because their clocks may differ by exactly the previous difference.
         let node = u32::try_from(self.me).unwrap_or(0);
         let turn = node.wrapping_add(self.given_up.wrapping_mul(2 * node + 1)) % TURNS;
         let patience = self.own.lease + self.epoch_time / 8 * turn;

@@ -70,13 +70,13 @@ impl Candidates {
     ) {
         let mut epoch = 0;
         loop {
-            // On a disk nothing else tells the other hosts the epoch.
+            // On a disk, other hosts learn the epoch only from this announcement.
             if let (Part::Leading { epoch: leading, .. }, Some(_)) =
                 (&leadership.borrow_and_update().part, self.number)
             {
                 epoch = leading.0;
             }
-            // A failure is repeated, and only keeps names from reports.
+            // A failed announcement is repeated, and only keeps names out of reports.
             let is_announced = self.announce(epoch).await.is_ok();
             match self.number {
                 None if is_announced => return std::future::pending().await,
@@ -98,7 +98,7 @@ impl Candidates {
         }
         let mut changes = Vec::new();
         if found.is_none() {
-            // Hosts whose names change leave documents behind.
+            // A host whose name changes leaves a document behind.
             let known = self.registry.list(PREFIX).await?.documents;
             let oldest = known.iter().min_by_key(|document| document.revision);
             let oldest = oldest.filter(|_| known.len() >= CANDIDATES_MAX);

@@ -276,7 +276,8 @@ impl DocumentElection {
                 self.seen = Some(Seen { found, at: now });
                 self.has_landed(now, attempt);
             }
-            // Another host's write, or an earlier one of this host whose outcome was unknown.
+            // The document was changed by another host, or by an earlier write of this host whose
+            // outcome was unknown.
             Written::Conflict => self.look_at = now,
             Written::Unknown => {
                 self.unresolved = Some(attempt);
@@ -300,7 +301,7 @@ impl DocumentElection {
         let Some(tenure) = &self.own.tenure else {
             let at = self.take_at();
             let epoch = current.map_or(0, |document| document.epoch).max(self.own.used);
-            // Without a higher epoch nobody can lead any more.
+            // Without a higher epoch, no host can lead any more.
             let Some(epoch) = epoch.checked_add(1) else { return Err(NEVER) };
             return if now >= at { Ok(self.me.document(epoch, 0)) } else { Err(at) };
         };
@@ -326,7 +327,7 @@ impl DocumentElection {
         let is_offered = match &document.release {
             Some(Release::Anyone) => document.writer != self.me.writer,
             Some(Release::To(node)) => *node == self.me.node,
-            // This host's own lease, which has lapsed.
+            // The lease is this host's own, and has lapsed.
             None => document.writer == self.me.writer,
         };
         if is_offered || !self.own.keeps(LeaseRule::Patience) {
@@ -430,7 +431,7 @@ mod tests {
         let document = lead(&mut a, at(100), 7);
         assert_eq!(a.role(at(119)), Role::Leader(Epoch(1), at(120)));
         assert_eq!(a.role(at(120)), Role::Standby);
-        // The standby's clock is another one.
+        // The standby has its own clock.
         let found = Some((Revision(7), document));
         assert_eq!(takes(&mut b, at(5), found.clone()), None);
         assert_eq!(takes(&mut b, at(34), found.clone()), None);

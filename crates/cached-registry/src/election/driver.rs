@@ -219,7 +219,7 @@ impl<M: Machine> Driver<M> {
                 Some(leader) => format!("this host does not lead, but {} does", leader.node),
                 None => "this host does not lead".into(),
             };
-            // Fails if the caller no longer waits for the answer.
+            // This fails if the caller no longer waits for the reply.
             let _ = done.send(Err(Error::Denied(text.into())));
             return;
         }

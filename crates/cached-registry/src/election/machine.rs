@@ -176,7 +176,7 @@ impl Machine for Documents {
         }
         let (registry, key, seen) =
             (self.registry.clone(), self.key.clone(), self.machine.seen().flatten().cloned());
-        // A renewal is no reason for a look.
+        // A renewal does not require a new read.
         let matters = move |event: &Event| match event {
             Event::Removed(_) => true,
             Event::Changed(document) => LeaderDocument::decode(&document.value).is_ok_and(|new| {

@@ -111,8 +111,8 @@ impl EtcdClient {
                     *self.token.lock() = None;
                     continue;
                 }
-                // Cancelled, unknown, deadline exceeded, internal, unavailable: etcd was electing a leader,
-                // perhaps while it executed the request.
+                // The codes mean cancelled, unknown, deadline exceeded, internal, and unavailable:
+                // etcd was electing a leader, perhaps while it executed the request.
                 Failure::Refused { code: 1 | 2 | 4 | 13 | 14, why } => (why, true),
                 Failure::Refused { code, why } => return Err(refusal(code, why)),
                 Failure::NotSent(why) => (why, false),
@@ -193,7 +193,7 @@ impl EtcdClient {
             }
             // "authentication is not enabled": nobody needs to log in.
             Err(Failure::Refused { code: 9, .. }) => Ok(None),
-            // A login changes nothing.
+            // A login changes nothing, so after a lost response it counts as not sent.
             Err(Failure::Lost(why)) => Err(Failure::NotSent(why)),
             Err(failure) => Err(failure),
         }

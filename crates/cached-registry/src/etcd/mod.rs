@@ -78,7 +78,7 @@ impl EtcdBody {
     /// Returns the number of keys with a prefix after the changes of `revision`.
     async fn count(&self, prefix: &str, revision: Revision) -> Result<u64> {
         if revision == Revision(0) {
-            // For etcd this would be the present.
+            // etcd would interpret this value as the present.
             return Ok(0);
         }
         let (first, end) = self.range(prefix);
@@ -104,7 +104,7 @@ impl EtcdBody {
     pub(crate) async fn change(&self, changes: &[Change]) -> Result<Revision> {
         let compare: Vec<Value> = changes.iter().map(|change| self.compare(change)).collect();
         let success: Vec<Value> = changes.iter().map(|change| self.operation(change)).collect();
-        // What the documents have if the comparison fails.
+        // If a comparison fails, the response contains the documents' present state.
         let failure = changes.iter().map(
             |change| json!({ "request_range": { "key": self.name(change.key.as_str()), "keys_only": true } }),
         );
@@ -128,7 +128,7 @@ impl EtcdBody {
         let sent = self.clock.now();
         let secs = duration.as_secs_f64().ceil();
         let request = json!({ "TTL": format!("{secs:.0}") });
-        // If an answer is lost, its lease ends by itself.
+        // If the response is lost, its lease expires by itself.
         let answer = self.client.call("lease/grant", &request, Effect::Repeatable).await?;
         let (id, secs) = (number(&answer["ID"]), number(&answer["TTL"]));
         Ok(Lease::new(LeaseId(id), Duration::from_secs(secs), sent))

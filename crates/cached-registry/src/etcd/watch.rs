@@ -131,7 +131,7 @@ impl EtcdWatch {
         if result["canceled"] == true || !result.is_object() {
             return self.cancelled(etcd, &message, prefix, after).await.map(|()| None);
         }
-        // The registry was set up anew, or this member lags behind: a listing tells.
+        // The registry was created anew, or this member lags behind; a listing shows which.
         if result["created"] == true && revision_of(result) < after {
             self.close();
             return Err(Error::Compacted { after });
@@ -155,8 +155,8 @@ impl EtcdWatch {
             let Some((_, count)) = self.counted.filter(|(at, _)| *at == after) else {
                 return Err(Error::Compacted { after });
             };
-            // Other keys have changed. If none was changed or created here, and there are as many as
-            // before, none was removed either.
+            // Other keys have changed. If none was changed or created below the prefix, and there
+            // are as many as before, none was removed either.
             return match etcd.changed_after(prefix, after).await? {
                 (false, found, revision) if found == count => {
                     self.quiet = Some((after, revision));

@@ -97,7 +97,7 @@ impl<C: Cell> TableBody<C> {
         for lease in ended {
             table.end(*lease);
         }
-        // If another host was faster, the next read shows it.
+        // If another host was faster, the next read shows the other host's change.
         self.cell.swap(version, table.encode()?).await.map(drop)
     }
 
@@ -147,7 +147,7 @@ impl<C: Cell> TableBody<C> {
 /// Returns a random number, for the delay between two attempts.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Without random bytes all hosts wait equally long, which is only slower.
+    // Without random bytes all hosts wait for the same time, which is only slower.
     let _ = getrandom::fill(&mut bytes);
     u64::from_le_bytes(bytes)
 }

@@ -199,7 +199,7 @@ impl Table {
     }
 
     fn next_revision(&mut self) -> Revision {
-        // A damaged table cannot make this panic.
+        // The addition saturates, so that a damaged table cannot cause a panic.
         self.revision = Revision(self.revision.0.saturating_add(1));
         self.revision
     }

@@ -90,8 +90,8 @@ impl Extended {
                 self.chunk_changed = true;
             }
             "no_chunked_items" => self.chunk_bytes_max = PAGE_BYTES,
-            // This program does not drop privileges by system call filters; keeping them is
-            // accepted.
+            // This program does not drop privileges by system call filters, so the option to keep
+            // them is accepted.
             "modern"
             | "no_inline_ascii_resp"
             | "inline_ascii_resp"
@@ -248,7 +248,7 @@ fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, Failure> {
     const KIBIBYTES_MAX: usize = 1 << 20;
     let kibibytes = unsigned(name, value)?;
     require(kibibytes <= KIBIBYTES_MAX, &format!("{name} must be at most {KIBIBYTES_MAX} kilobytes"))?;
-    // Large enough for one line.
+    // The buffer is large enough for one line.
     Ok((kibibytes << 10).max(4 << 10))
 }
 
@@ -350,8 +350,8 @@ fn read_ssl(
             tls.client_certificates = match number()? {
                 0 => ClientCertificates::None,
                 1 => ClientCertificates::Request,
-                // 3 requests a certificate once per session; without renegotiation, 2 does the
-                // same.
+                // The value 3 requests a certificate once per session; without renegotiation, 2
+                // does the same.
                 2 | 3 => ClientCertificates::Require,
                 _ => return invalid(),
             };

@@ -35,7 +35,7 @@ pub(super) fn addresses(
             continue;
         }
         let address = address(part, port, protocol, has_tls)?;
-        // An address that is given twice is one listener.
+        // An address that is given twice yields one listener.
         if !addresses.contains(&address) || address.port == 0 {
             addresses.push(address);
         }
@@ -87,7 +87,7 @@ fn address(
 
 /// Returns the text after `notls:` and the like.
 fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), Failure> {
-    // `tls` is not memcached's: it is the opposite of `notls`.
+    // memcached has no `tls`: it is the opposite of `notls`.
     let names = [
         ("notls", ListenTls::Off),
         ("tls", ListenTls::AsSet),
@@ -136,7 +136,7 @@ fn host_and_port(text: &str) -> Result<(&str, Option<&str>), Failure> {
         };
     }
     match text.split_once(':') {
-        // An IPv6 address without brackets.
+        // The text is an IPv6 address without brackets.
         Some((_, rest)) if rest.contains(':') => Ok((text, None)),
         Some((host, given)) if !host.is_empty() => Ok((host, Some(given))),
         Some(_) => Err(bad()),
@@ -145,8 +145,8 @@ fn host_and_port(text: &str) -> Result<(&str, Option<&str>), Failure> {
     }
 }
 
-// `-U`: as in memcached, datagrams are read at the addresses of `-l`, each with its own port, and
-// without `-p` the port is TCP's as well.
+// `-U`: as in memcached, datagrams are received at the addresses of `-l`, each with its own port;
+// without `-p`, TCP uses the same port.
 
 impl Cli {
     /// Sets the addresses, after those of TCP and after authentication.
@@ -160,7 +160,7 @@ impl Cli {
         let has_tls = settings.tls.is_some();
         let own = file.map_or(&[][..], |file| &file.memcached.listen);
         let udp_listen = match port {
-            // A unix socket replaces the network.
+            // With a unix socket, there is no network listener.
             _ if self.unix_socket.is_some() => Ok(Vec::new()),
             Some(0) => Ok(Vec::new()),
             None => {
@@ -206,8 +206,8 @@ impl Cli {
     }
 }
 
-// `-S` and `-Y`. A protocol without passwords must not lead around those of the other: with `-S`
-// alone only the binary protocol is served, with `-Y` alone only text and meta.
+// `-S` and `-Y`. A protocol without passwords must not bypass those of the other: with `-S` alone
+// only the binary protocol is served, with `-Y` alone only text and meta.
 
 /// The variable that names memcached's file of SASL passwords.
 const SASL_FILE_VARIABLE: &str = "MEMCACHED_SASL_PWDB";

@@ -29,9 +29,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A memcached-compatible cache.
-// As in `getopt_long`, the last of two values of a flag counts, and a long name may be abbreviated.
-// Tools search the help for words to find out what a server supports, so it names the flags and
-// options that work, and neither those that are refused nor those without effect.
+// As in `getopt_long`, the last value of a repeated flag counts, and a long name may be
+// abbreviated. Tools search the help for words to find out what a server supports. Therefore the
+// help names only flags and options that work: neither refused ones nor those without effect.
 #[derive(Parser, Debug)]
 #[command(
     name = "cached",
@@ -296,7 +296,7 @@ impl Cli {
                     Some(text) => text,
                     absent => absent.insert(read_config(path)?),
                 };
-                // A check and its outcome are for people, whatever the format of a server's log.
+                // The output of a check is meant for people, whatever the format of a server's log.
                 if !check && !print && is_start {
                     Format::of_file(text).use_outside();
                 }
@@ -305,7 +305,7 @@ impl Cli {
             None => None,
         };
         let mut config = self.overlay(file, bare)?;
-        // Without a current directory it stays as it is.
+        // Without a current directory, the path stays as it is.
         config.path = path.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
         config.text = text;
         if print {

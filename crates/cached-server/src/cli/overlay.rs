@@ -81,12 +81,12 @@ impl Cli {
             notes.push(format!("accepted, but without effect in this engine: {names}"));
         }
         settings.set_connection_bytes(settings.inert.read_buf_mem_limit);
-        // A daemon leaves the directory in which it was started. Without one the path stays as it
-        // is.
+        // A daemon leaves the directory in which it was started. Without a current directory, the
+        // path stays as it is.
         settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
         let mut file = file.unwrap_or_default();
-        // With the memory that flags have set.
+        // The memory is the one that flags have set.
         if let Some(table) = &file.shared_memory {
             let shared = share(table, &settings, file.objects.as_mut());
             settings.shared_memory = Some(shared.map_err(|error| self.blame(error))?);
@@ -314,7 +314,8 @@ impl Cli {
         settings.interface = (!texts.is_empty()).then(|| texts.join(","));
         settings.listen = match port {
             Some(0) => Vec::new(),
-            // No listener in the file, and a port on the command line: this host only.
+            // The file has no listener, and the command line has a port, so the server listens on
+            // this host only.
             Some(port) if texts.is_empty() => listen::addresses(&[], port, settings.protocol, has_tls, true)?,
             None if texts.is_empty() => Vec::new(),
             port => listen::addresses(texts, port.unwrap_or(PORT), settings.protocol, has_tls, false)?,

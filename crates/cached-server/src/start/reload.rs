@@ -91,7 +91,7 @@ pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Sou
         Err(error) => Err(error.to_string()),
     };
     let program: Vec<OsString> = arguments.iter().take(1).cloned().collect();
-    // Called first, because its errors name the line.
+    // This is called first, because its errors name the line.
     let (effective, without_flags) = (table(arguments)?, table(&program)?);
     let file = match file {
         None => Table::new(),
@@ -232,8 +232,8 @@ mod tests {
         let file = File::from(&Config::default());
         let known = keys(&Table::try_from(file).expect("TOML"));
         for key in LIVE_KEYS.iter().chain(&SERVER_LIVE_KEYS) {
-            // Lists of tables, and tables that `synapsed` has at another level: its backend is at
-            // the top. Also a limit whose default follows from another one.
+            // These are lists of tables, tables that `synapsed` has at another level (its backend
+            // is at the top), and a limit whose default follows from another one.
             let is_elsewhere =
                 ["backend.secret_file", "objects.namespaces", "s3.buckets", "synapse.peer_connections_max"];
             let is_elsewhere = is_elsewhere.contains(key);

@@ -39,7 +39,7 @@ impl LiveSidecar {
         let set = self.0.set_terms(table.terms()).and_then(|()| self.0.set_policies(policy, rules));
         match set {
             Ok(()) => self.0.reopen_access_log(),
-            // The sidecar is ending, and so is the program.
+            // The sidecar is shutting down, and so is the program.
             Err(ControlError::Ended) => (),
             Err(error) => return Err(error.to_string()),
         }
@@ -50,7 +50,7 @@ impl LiveSidecar {
 /// The sidecar. It ends when this is dropped.
 #[derive(Debug)]
 pub struct RunningSidecar {
-    // Dropped before the sidecar ends.
+    // This is dropped before the sidecar ends.
     _shown: Option<Shown>,
     sidecar: Sidecar,
     table: S3Table,

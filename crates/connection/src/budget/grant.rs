@@ -74,7 +74,7 @@ impl Grant {
     /// Returns the grant to announce to the client if it has changed. `waker` is woken at the next
     /// change.
     pub fn take_change(&mut self, waker: &Waker) -> Option<u64> {
-        // One announcement at a time.
+        // There is at most one unaccepted announcement.
         if self.is_unaccepted() {
             return None;
         }
@@ -89,8 +89,8 @@ impl Grant {
         drop(state);
         if bytes == self.announced_bytes {
             self.acknowledge(bytes);
-            // The grant rose and fell again before it was announced. What was reserved in between
-            // is returned.
+            // The grant rose and fell again before it was announced. The bytes reserved in between
+            // are returned.
             self.is_draining = true;
             return None;
         }

@@ -147,7 +147,7 @@ impl Budget {
         let fixed_extra = self.request_bytes - division.share_bytes;
         let is_smaller = division.pool_bytes < state.division.pool_bytes;
         if is_smaller && (state.fixed_count + 1) * fixed_extra > division.pool_bytes {
-            // Otherwise nothing would remain for a large request of the other connections.
+            // Otherwise nothing would remain for a large request of another connection.
             let shares = u64::from(connections_max.max(members)) * share_min;
             return Err(shares + 2 * (state.fixed_count + 1) * self.request_bytes);
         }
@@ -166,7 +166,8 @@ impl Budget {
                 below.push(*key);
             }
         }
-        // The guaranteed share of these connections has grown: they get it before others get more.
+        // The guaranteed share of these connections has grown, so they receive it before others
+        // receive more.
         for key in below {
             self.demand(&mut state, key, division.share_bytes);
         }
@@ -279,14 +280,15 @@ impl Budget {
             state.demanding.pop_front();
         }
         if state.left_bytes < 0 {
-            // More is reserved than the budget has.
+            // The reserved bytes exceed the budget.
             let missing = state.left_bytes.unsigned_abs();
             self.take_back(state, None, missing, &mut wakers);
             return wakers;
         }
         let equal = self.equal_bytes(state);
         if equal < self.request_bytes {
-            // An equal part would be too small for a large request, so only demands are met.
+            // An equal part would be too small for a large request, so the division meets only
+            // demands.
             return wakers;
         }
         let State { left_bytes, members, division, .. } = &mut *state;

@@ -48,10 +48,10 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
             Err(words) => words,
         },
         Verb::DebugTime => debug_time(executor, tokens),
-        // A usual build of memcached gives the same reply: it lacks these commands, or the features
-        // that they need.
+        // A usual build of memcached gives the same reply, because it lacks these commands or the
+        // features that they need.
         Verb::RefreshCerts => {
-            // Reads files and verifies keys, so it is costly.
+            // This reads files and verifies keys, so it is costly.
             executor.work.use_up();
             match refresh_certificates(executor.shared) {
                 None => b"Error TLS not enabled\r\n",
@@ -117,7 +117,7 @@ fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
             (Some(from), Some(to)) if from == to => b"SAME src and dst class are identical\r\n",
             (Some(from), Some(to)) => {
                 let known = |class: i32| (0..=executor.shared.size_classes.largest() as i32).contains(&class);
-                // -1 means any source.
+                // The value -1 means any source.
                 if (from == -1 || known(from)) && known(to) {
                     b"NOSPARE source class has no spare pages\r\n"
                 } else {
@@ -322,7 +322,7 @@ fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::OK
 }
 
-// `config get cluster`: to a client that discovers the nodes of a cluster, this server presents
+// `config get cluster`: to clients that discover the nodes of a cluster, this server presents
 // itself as the only node.
 
 const NO_ADDRESS: &[u8] =
@@ -333,7 +333,7 @@ fn cluster_reply(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<Vec<u8>
     let is_known = tokens.len() == 3 && tokens.get(1) == Some(b"get") && tokens.get(2) == Some(b"cluster");
     let discovery = &executor.shared.settings.cluster_discovery;
     if !is_known || *discovery == Discovery::Off {
-        // The reply of memcached.
+        // memcached gives this reply.
         return Err(reply::ERROR);
     }
     let reached = reached(executor).or_else(|| listener(executor));

@@ -106,7 +106,7 @@ impl Executor<'_> {
         let outcome = kv.arithmetic(key, kv.hash(key), options);
         let counters = self.counters;
         match (outcome, options.decrement) {
-            // Like memcached, counts the creation of a number neither as a hit nor as a miss.
+            // As in memcached, the creation of a number counts neither as a hit nor as a miss.
             (ArithmeticOutcome::Done { created: true, cas, .. }, _) if self.is_observed() => {
                 self.observe_store(key, 0, StoreMode::Add, StoreOutcome::Stored { cas, value_bytes: 0 });
             }

@@ -212,7 +212,7 @@ fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, w
             0 => encode_value::<LAST>(&mut out.bytes, key, 0, value, cas),
             flags => encode_flagged::<LAST>(out, key, flags, value, cas),
         },
-        // Copied, so that the other cases need not keep the view in memory.
+        // The view is copied, so that the other cases need not keep it in memory.
         _ => encode_large::<LAST>(out, key, &{ *item }, cas),
     }
 }

@@ -113,7 +113,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             executor.reply(reply::OUT_OF_MEMORY);
         }
         Err(miss) => {
-            // Like memcached, counts every miss as a miss of a get, whatever else was requested.
+            // As in memcached, every miss counts as a miss of a get, whatever else was requested.
             counters.gets.bump();
             counters.get_misses.bump();
             executor.count_miss_kind(miss);

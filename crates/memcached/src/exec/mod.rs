@@ -250,9 +250,9 @@ fn encode_binary_hit(out: &mut Output, head: &Head, key: Option<&[u8]>, item: &I
     out.push_value(item);
 }
 
-// Observed requests: counts for `stats detail` and event lines for `watch`. Requests check
-// `is_observed`, a single word, and call these functions only if it is true. The functions look the
-// item up again, so that the usual path costs nothing more; another client may have changed the
+// Observed requests: counts for `stats detail`, and event lines for `watch`. Requests check
+// `is_observed`, a single word, and call these functions only if it is true. The functions look up
+// the item again, so that the usual path costs nothing more; another client may have changed the
 // item in between.
 
 impl Executor<'_> {

@@ -83,7 +83,7 @@ impl Executor<'_> {
             match kv.reserve(key, kv.hash(key), value_bytes, options) {
                 Ok(reservation) => return Ok(Begun::Reserved(reservation)),
                 // Other arriving values have reserved all the memory that the store allows for
-                // them. That is no reason to refuse this value.
+                // reservations. That is no reason to refuse this value.
                 Err(StoreOutcome::OutOfMemory) => {}
                 Err(outcome) => return Err(Refusal::of(outcome).unwrap_or(Refusal::OutOfMemory)),
             }
@@ -314,7 +314,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
     let mode = match header.verb {
         binary::StoreVerb::Append => StoreMode::Append,
         binary::StoreVerb::Prepend => StoreMode::Prepend,
-        // A CAS value turns all of these into compare-and-store, if items have CAS values.
+        // A CAS value turns all of these commands into compare-and-store, if items have CAS values.
         _ if compare != 0 => StoreMode::Cas,
         binary::StoreVerb::Set => StoreMode::Set,
         binary::StoreVerb::Add => StoreMode::Add,
@@ -365,7 +365,7 @@ fn binary_done(
 
 #[cold]
 fn binary_refused(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>, refusal: Refusal) {
-    // Observed, but not counted, as in memcached.
+    // As in memcached, such a request is observed, but not counted.
     if executor.is_observed() {
         let mode = binary_options(executor, header).mode;
         executor.observe_store(header.key, 0, mode, refusal.outcome());
@@ -445,7 +445,7 @@ pub(crate) fn finish(executor: &mut Executor<'_>, mut body: Body) {
             let outcome = body.store(executor.kv(), header.key, &options);
             binary_done(executor, &header, options.mode, outcome);
         }
-        // The same bytes were decoded earlier as the head of a body.
+        // The same bytes have already been decoded as the head of a body.
         None => unreachable!("a body's head announces a body"),
     }
 }

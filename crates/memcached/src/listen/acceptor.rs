@@ -125,10 +125,10 @@ fn admit(
         origin.counts.refused.fetch_add(1, Ordering::Relaxed);
         let words = match origin.tls {
             None => &b"ERROR Too many open connections\r\n"[..],
-            // For a full server, a handshake would cost as much as serving the client.
+            // On a full server, a handshake would cost as much as serving the client.
             Some(_) => cached_tls::BUSY,
         };
-        // Fails if the client has already gone.
+        // This fails if the client has already gone.
         let _ = rustix::io::write(&socket, words);
         return;
     }

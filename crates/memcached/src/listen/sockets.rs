@@ -97,7 +97,7 @@ fn open_udp(address: SocketAddr, reply_bytes_max: usize) -> io::Result<(UdpSocke
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
-    // A request, not a requirement: whatever does not fit is lost in transit, as datagrams may be.
+    // The sizes are requests: data that do not fit are lost in transit, as datagrams may be.
     let _ = socket.set_send_buffer_size(reply_bytes_max);
     let _ = socket.set_recv_buffer_size(RECEIVE_BYTES);
     socket.bind(&address.into())?;

@@ -94,7 +94,7 @@ impl Auth {
     }
 }
 
-// A file of users and passwords in memcached's format: a line `user:password` for each user. Only
+// A file of users and passwords in memcached's format: one line `user:password` for each user. Only
 // digests of user and password are kept, and each attempt is compared with all of them, so that the
 // response time reveals neither which users exist nor how much of a password was correct.
 
@@ -131,7 +131,7 @@ impl Credentials {
     /// Returns the credentials of a file, which is not read yet.
     #[must_use]
     pub fn new(path: PathBuf, form: Form) -> Credentials {
-        // A daemon changes its directory, and the file is read again later.
+        // A daemon changes its directory, and reads the file again later.
         let path = std::path::absolute(&path).unwrap_or(path);
         Credentials { inner: Arc::new(Inner { path, form, digests: RwLock::default() }) }
     }
@@ -147,7 +147,8 @@ impl Credentials {
     #[must_use]
     pub fn accept(&self, user: &[u8], password: &[u8]) -> bool {
         let digest = digest(user, password);
-        // Compares with all digests, so that the time does not depend on the password.
+        // The attempt is compared with all digests, so that the time does not depend on the
+        // password.
         self.inner.digests.read().iter().filter(|known| equal_digests(known, &digest)).count() > 0
     }
 

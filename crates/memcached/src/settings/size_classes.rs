@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn classes_equal_memcacheds() {
         let classes = SizeClasses::new(&SlabClasses::default());
-        // From `memcached -vv`.
+        // The sizes are those that `memcached -vv` prints.
         assert_eq!(classes.sizes[..6], [96, 120, 152, 192, 240, 304]);
         assert_eq!(classes.largest(), 39);
         assert_eq!((classes.chunk_bytes(25), classes.chunk_bytes(39)), (21_696, 524_288));
@@ -101,7 +101,7 @@ mod tests {
     fn growth_factor_and_smallest_chunk_change_the_classes() {
         let settings = SlabClasses { factor: 2.0, chunk_bytes_min: 100, ..SlabClasses::default() };
         let classes = SizeClasses::new(&settings);
-        // From `memcached -vv -f 2 -n 100`.
+        // The sizes are those that `memcached -vv -f 2 -n 100` prints.
         assert_eq!(classes.sizes[..3], [152, 304, 608]);
         assert_eq!(classes.sizes.last(), Some(&524_288));
         let tiny = SizeClasses::new(&SlabClasses { factor: 1.01, ..SlabClasses::default() });

@@ -84,7 +84,7 @@ impl ServerClock {
             return;
         }
         let elapsed = self.started.elapsed().as_secs() as i64 + self.shift_secs.load(Ordering::Relaxed);
-        // Never moves back: an item that has expired stays expired.
+        // The clock never goes back, so that an expired item stays expired.
         let secs = u32::try_from(elapsed.max(0)).unwrap_or(u32::MAX / 2).min(u32::MAX / 2);
         self.ticks.set(self.first_secs.saturating_add(secs).max(self.now_secs()));
     }

@@ -56,7 +56,7 @@ pub(crate) fn at_step(step: &str) {
     let Ok(fault) = std::env::var("CACHED_FAULT") else { return };
     match fault.split_once(':') {
         Some(("kill", at)) if at == step => {
-            // SAFETY: plain numbers; the process ends.
+            // SAFETY: the arguments are plain numbers, and the process ends.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         Some(("slow", at)) if at == step => std::thread::sleep(std::time::Duration::from_secs(1)),

@@ -143,7 +143,7 @@ impl Shared {
     /// not continue without that part.
     pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
-        // The first defect is the cause of those that follow.
+        // The first defect is the cause of the later ones.
         let _ = self.defect.set(text);
         self.stop.notify_one();
     }
@@ -275,8 +275,8 @@ impl Shared {
     /// Returns the number of descriptors in use besides those of clients: for listeners, event
     /// loops and the acceptor's runtime.
     pub(crate) fn reserved_descriptors(&self) -> usize {
-        // Two for each listener, one of which is for a new process; two for each worker's event
-        // loop; eight for the acceptor's runtime and the signals.
+        // The sum has two descriptors for each listener, one of which is for a new process, two for
+        // each worker's event loop, and eight for the acceptor's runtime and the signals.
         2 * self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
     }
 

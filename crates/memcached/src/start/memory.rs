@@ -91,7 +91,7 @@ pub(crate) fn make_store(
         let kv = Kv::new(KvConfig { file: Some(file), ..config });
         drop(done);
         if let Ok(reporter) = reporter {
-            // A panic has been recorded.
+            // A panic of the thread has been recorded.
             let _ = reporter.join();
         }
         kv
@@ -170,7 +170,7 @@ impl MemoryFileStart {
     fn note(&self, now: &TakingOver) -> String {
         let place = place(now);
         if self.place.swap(place, Ordering::Relaxed) == place {
-            // A startup without progress is ended in time.
+            // The service manager ends a startup that makes no progress.
             return format!("STATUS=Starting: {now}");
         }
         let time = if place == 0 { OPENING_TIME } else { TAKING_OVER_TIME };

@@ -100,8 +100,8 @@ impl Server {
             // Expiry times continue from the clock of the previous process.
             ServerClock::starting_at(file.resume_secs())
         });
-        // Opened first, so that clients wait while a memory file is being taken over, instead of
-        // being refused.
+        // The listeners open first, so that clients wait while a memory file is being taken over,
+        // instead of being refused.
         let listeners = Listeners::open(&settings, inherited, &mut Handed::default())?;
         let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
         Server::assemble(settings, logging, tls, clock, watch, kv, listeners)
@@ -120,7 +120,7 @@ impl Server {
         let mut shared = Shared::new(kv, clock, settings, logging, watch, queues?);
         shared.tls = tls;
         let shared = Arc::new(shared);
-        // Set only here.
+        // The list is set only here.
         let _ = shared.listeners.set(listeners.infos());
         let _ = shared.udp.set(std::mem::take(&mut listeners.udp).into());
         Ok(Server { shared, listeners, taking: None, taken: 0, upgradable: None })
@@ -154,13 +154,13 @@ impl Server {
     /// Shows an object cache's statistics in `stats objects` and `stats objects_lost`. Calls after
     /// the first have no effect.
     pub fn report_objects(&self, statistics: ObjectStatistics) {
-        // Fails after the first call.
+        // This fails after the first call.
         let _ = self.shared.objects.set(statistics);
     }
 
     /// Traces a sample of the requests, and the slow ones. Calls after the first have no effect.
     pub fn trace(&self, tracer: Tracer) {
-        // Fails after the first call.
+        // This fails after the first call.
         let _ = self.shared.tracer.set(tracer);
     }
 
@@ -231,7 +231,7 @@ impl Server {
     ) -> Result<(), ServeError> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let Server { shared, mut listeners, taking, taken, upgradable } = self;
-        // Lets the threads of the workers begin, or end, once the outcome is certain.
+        // Once the outcome is certain, this lets the workers' threads begin, or end.
         let begin = Arc::new(OnceLock::new());
         let ended = start_workers(&shared, &begin)?;
         if let Some(taking) = &taking {
@@ -243,9 +243,10 @@ impl Server {
             shared.kv.confirm_hand_over();
         }
         listeners.unix_file.iter_mut().for_each(SocketFile::own);
-        // Set only once.
+        // This is set only once.
         let _ = begin.set(true);
-        // Started before the startup counts as complete, so that its metrics are present.
+        // The arbiter starts before the startup counts as complete, so that its metrics are
+        // present.
         let arbiter = BackgroundThread::arbiter(&shared)?;
         serving();
         if let Some(taking) = taking
@@ -284,11 +285,11 @@ impl Server {
             // The socket now belongs to another process.
             std::mem::forget(listeners.unix_file);
         } else {
-            // Dropped before the listeners: while the socket is open, no other file can be mistaken
-            // for its file.
+            // The file is dropped before the listeners: while the socket is open, no other file can
+            // be mistaken for its file.
             drop(listeners.unix_file);
         }
-        // Closes the listeners: from now on, the system refuses clients.
+        // This closes the listeners: from now on, the system refuses clients.
         drop(tasks);
         drop(upgradable);
         let failed = shared.defect.get().is_some();
@@ -360,8 +361,8 @@ fn serve(
             (Next::Upgrade, Some(upgradable)) => preparing = Some(upgradable.start(shared)),
             (Next::Finish(prepared), Some(upgradable)) => {
                 preparing = None;
-                // A request for the end takes precedence, even while it waits for load balancers:
-                // the new process would not know of the request.
+                // A shutdown request takes precedence, even while it waits for load balancers: the
+                // new process would not know of the request.
                 let prepared = match shared.drain.is_requested() {
                     true => {
                         drop(prepared);
@@ -424,10 +425,10 @@ fn start_workers(
                 pin_thread(index, shared.settings.threads);
             }
             run_worker(index, worker, &shared);
-            // Dropped first: the last owner of the store completes its memory file, and the process
-            // may end once the workers have ended.
+            // This reference is dropped first: the last owner of the store completes its memory
+            // file, and the process may exit once the workers have ended.
             drop(shared);
-            // Fails if the server no longer waits.
+            // This fails if the server no longer waits.
             let _ = sender.send(index);
         };
         let thread = thread::Builder::new().name(format!("cached-{index}"));
@@ -438,7 +439,7 @@ fn start_workers(
 
 /// The main function of a worker's thread: runs the worker and records a panic.
 fn run_worker(index: usize, worker: Worker, shared: &Shared) {
-    // After a panic, nothing of the worker is used again, not even to drop it.
+    // After a panic, no part of the worker is used again, not even to drop it.
     let mut worker = ManuallyDrop::new(worker);
     match panic::catch_unwind(AssertUnwindSafe(|| worker.run())) {
         Ok(()) => drop(ManuallyDrop::into_inner(worker)),
@@ -479,7 +480,8 @@ async fn tick(shared: Arc<Shared>) {
         shared.close_idle();
         shared.logging.report_repeats();
         if shared.connections.has_freed_much() {
-            // Not on this thread, which accepts connections. The task returns nothing.
+            // The call does not run on this thread, which accepts connections. The task returns
+            // nothing.
             drop(tokio::task::spawn_blocking(cached_process::memory::trim));
         }
         for _ in 0..UPKEEP_STEPS {

@@ -29,7 +29,7 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("uptime", shared.clock.uptime_secs());
     sink.put("time", shared.clock.unix_secs());
     sink.put("version", MEMCACHED_VERSION);
-    // The name is kept for programs that read it.
+    // The statistic is kept for programs that read it.
     sink.put("libevent", "none");
     sink.put("pointer_size", usize::BITS);
     let (user_secs, system_secs) = cached_admin::process::cpu_times();
@@ -147,7 +147,7 @@ pub(super) fn write_general(shared: &Shared, sink: &mut Sink<'_>) {
 
 pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     let (settings, live) = (&shared.settings, &shared.live);
-    // The values at startup, and those that clients may have changed since.
+    // These are the values at startup, and those that clients may have changed since.
     let initial = &settings.inert;
     let current = shared.inert.lock().clone();
     let protocol = match settings.protocol {
@@ -179,7 +179,7 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("tcp_backlog", settings.backlog);
     sink.put("binding_protocol", protocol);
     sink.put("auth_enabled_sasl", yes_no(settings.auth.sasl.is_some()));
-    // memcached shows the name of the file.
+    // memcached shows the name of the file here.
     sink.put("auth_enabled_ascii", shown(settings.auth.text.as_ref().map(Credentials::path), "no"));
     sink.put("item_size_max", settings.item_bytes_max);
     sink.put("maxconns_fast", yes_no(live.refuses_excess()));
@@ -242,7 +242,7 @@ fn write_tls(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ssl_enabled", yes_no(settings.tls.is_some()));
     sink.put("ssl_chain_cert", path(&tls.chain_file));
     sink.put("ssl_key", path(&tls.key_file));
-    // The numbers of OpenSSL's verification modes.
+    // OpenSSL uses these numbers for its verification modes.
     let mode = match tls.client_certificates {
         ClientCertificates::None => 0,
         ClientCertificates::Request => 1,

@@ -42,7 +42,7 @@ fn write_curve(sink: &mut Sink<'_>, scope: &str, curve: &MissRatioCurve) {
     write_points(sink, scope, &curve.points);
     for share in &curve.namespaces {
         let name = share.namespace.as_deref().unwrap_or("(others)");
-        // Names of statistics are single words.
+        // The name of a statistic is a single word.
         let name: String =
             name.chars().map(|c| if c.is_whitespace() || c.is_control() { '_' } else { c }).collect();
         let scope = format!("{scope}:{name}");

@@ -79,7 +79,7 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         b"items" => general::write_items(shared, sink),
         b"slabs" => general::write_slabs(shared, sink),
         b"sizes" => general::write_sizes(shared, sink),
-        // There is no external storage; without it, memcached reports nothing either.
+        // There is no external storage. A memcached without it reports nothing either.
         b"extstore" => {}
         b"conns" => write_conns(shared, sink, client),
         b"objects" | b"objects_lost" | b"journal" => {
@@ -310,7 +310,7 @@ fn write_conns(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
                 sink.put(&format!("{fd}:addr"), "unix:");
                 sink.put(&format!("{fd}:listen_addr"), format_args!("unix:{}", path.display()));
             }
-            // Clients that send datagrams are in no table.
+            // The server does not keep track of clients that send datagrams.
             Endpoints::Udp { .. } => {}
         }
         let state = if fd == client { "conn_parse_cmd" } else { conn.state_text() };

@@ -42,7 +42,7 @@ pub(crate) struct NextSample(AtomicU64);
 
 impl Default for NextSample {
     fn default() -> Self {
-        // Sampling is off.
+        // Sampling is switched off.
         NextSample(AtomicU64::new(u64::MAX))
     }
 }
@@ -169,7 +169,7 @@ impl HotKeys {
             counts.keys.halve();
             counts.prefixes.halve();
             counts.gets /= 2;
-            // Half of the gets remain, over half of the time.
+            // Half of the gets remain, in half of the time.
             let half = now.saturating_duration_since(counts.since) / 2;
             counts.since = now.checked_sub(half).unwrap_or(now);
         }
@@ -199,10 +199,10 @@ pub(crate) fn hot_keys_bytes_max(workers: usize) -> usize {
     (KEYS_MAX + PREFIXES_MAX) * ENTRY_BYTES_MAX + (workers + 1) * QUEUE_BYTES_MAX
 }
 
-// Slow steps of workers. A request of memcached's protocols does not read the clock. The insight
-// thread reads each worker's heartbeat every 25 to 50 ms. A step that lasts longer than the
-// threshold is recorded, with the connection and the command, once it has ended. Requests to the
-// object store are measured individually.
+// Slow steps of workers. A request in one of memcached's protocols does not read the clock.
+// Instead, the insight thread reads each worker's heartbeat every 25 to 50 ms. A step that lasts
+// longer than the threshold is recorded, with the connection and the command, once it has ended.
+// Requests to the object store are measured individually.
 
 /// The observation of one worker's current step.
 #[derive(Debug, Clone, Copy)]

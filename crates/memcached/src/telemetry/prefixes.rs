@@ -73,7 +73,8 @@ impl PrefixCounts {
 
     /// Removes all prefixes.
     pub(crate) fn clear(&self) {
-        // One by one, so that the length stays correct while others count.
+        // The entries are removed one by one, so that the length stays correct while other threads
+        // count.
         self.table.retain(|_, _| {
             self.len.fetch_sub(1, Ordering::Relaxed);
             false

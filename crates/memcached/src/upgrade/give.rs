@@ -107,9 +107,9 @@ impl Successor {
 
     /// Kills the process, and waits until it has ended.
     fn end(&mut self) {
-        // Fails if the process has already ended.
+        // This fails if the process has already ended.
         let _ = self.child.kill();
-        // Fails only if the process has already been waited for.
+        // This fails only if the process has already been waited for.
         let _ = self.child.wait();
     }
 }
@@ -146,7 +146,7 @@ pub(crate) fn memory_file(shared: &Shared) -> Option<(u64, u64)> {
 pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) -> Result<(), NotGiven> {
     shared.acceptor_heartbeat.set_idle();
     let begun = Instant::now();
-    // While this lock is held, threads other than the workers change nothing.
+    // While this lock is held, only the workers change anything.
     let mut is_handed_over = shared.is_handed_over.lock();
     let workers = match StoppedWorkers::stop(shared) {
         Ok(workers) => workers,
@@ -284,7 +284,7 @@ impl StoppedWorkers {
 
     fn give_verdict(self, verdict: Verdict) {
         for worker in &self.verdicts {
-            // Fails for a worker that has panicked.
+            // This fails for a worker that has panicked.
             let _ = worker.send(verdict);
         }
     }
@@ -372,7 +372,7 @@ impl Upgradable {
                 true
             }
             Err(NotGiven::Resumed(cause)) => {
-                // The new process has ended, which has released its hold on the store.
+                // The new process has ended, and has thereby released the store.
                 self.objects.iter().for_each(|objects| objects.serve());
                 cached_config::notify(&format!("STATUS=Serving; an upgrade has failed: {cause}"));
                 tracing::error!(cause, "the upgrade has failed; this process continues");

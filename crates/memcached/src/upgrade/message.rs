@@ -392,7 +392,7 @@ mod tests {
         assert!(Message::decode(&input(HANDED_INPUT_BYTES_MAX)).is_ok());
         assert_eq!(Message::decode(&input(HANDED_INPUT_BYTES_MAX + 1)), Err(Unknown));
         assert_eq!(Message::decode(&vec![5; MESSAGE_BYTES_MAX + 1]), Err(Unknown));
-        // A length that exceeds the packet.
+        // The length exceeds the packet.
         assert_eq!(Message::decode(&[2, 0, 255, 255, 255, 255]), Err(Unknown));
         assert_eq!(Message::decode(&[2, 0, 1, 0, 0, 0, 0xff]), Err(Unknown), "not UTF-8");
     }

@@ -75,7 +75,8 @@ impl Program {
     #[must_use]
     pub fn of_this_process(arguments: &[OsString]) -> Program {
         let name = arguments.first().map_or(OsStr::new(""), |name| name);
-        // The path as given, not the target of its links: an upgrade may change a link.
+        // The path is the given one, not the target of its links, because an upgrade may change a
+        // link.
         let path = found(name).or_else(|| env::current_exe().ok()).unwrap_or_else(|| name.into());
         Program { path, arguments: arguments.to_vec() }
     }
@@ -176,7 +177,7 @@ impl Channel {
             match sendmsg(&self.socket, &[IoSlice::new(&packet)], &mut beside, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                // Also returned while too many descriptors are in flight.
+                // The system also returns this error while too many descriptors are in flight.
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
                 Err(Errno::TOOMANYREFS | Errno::NOBUFS) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(1));
@@ -299,7 +300,7 @@ mod channel_tests {
         assert!(matches!(own.receive(soon()), Err(ChannelError::Unexpected)));
         rustix::net::send(&other, &[8], SendFlags::empty()).expect("sent");
         assert!(matches!(own.expect(&Message::Go, soon()), Err(ChannelError::Unexpected)));
-        // The receiver does not read: the socket fills up, and the sender does not wait forever.
+        // The receiver does not read, so the socket fills up; the sender must not wait forever.
         let large = Message::Socket { kind: SocketKind::Tcp, name: "x".repeat(4096) };
         let full = (0..100_000).find_map(|_| own.send(&large, &[], Instant::now()).err());
         assert!(matches!(full, Some(ChannelError::Late)));

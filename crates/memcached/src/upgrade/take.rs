@@ -98,8 +98,8 @@ impl TakeOver {
         if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
             return Err(TakeOverError::Stranger);
         }
-        // Before the other process continues to use the memory, it kills its child, and it can kill
-        // no process other than its child.
+        // The other process kills its child before it continues to use the memory, and it can kill
+        // only its child. Therefore the peer must be the parent.
         if rustix::process::getppid() != Some(peer.pid) {
             return Err(TakeOverError::NoChild);
         }

@@ -110,7 +110,7 @@ async fn handshake(
     let mut stream = stream.map_err(|error| Error::Retryable(format!("{address}: {error}").into()))?;
     let mut input = Input::new(Arc::clone(pool), config.clock.now());
     let mut output = Output::default();
-    // In a handshake only errors have a payload.
+    // In a handshake, only errors have a payload.
     input.payload_bytes_max = codec::REASON_BYTES_MAX as u32;
     let mut features = Features(Features::RUNS | Features::CREDIT);
     features.0 |= Features::METRICS | Features::LOSSES | Features::NAMESPACES;
@@ -214,7 +214,7 @@ fn with_address(address: &Address, error: Error) -> Error {
     }
 }
 
-// ---- Which servers a client accepts, and what it records of their answers.
+// ---- Which servers a client accepts, and what it records of their responses.
 
 /// The server that the client uses, or tries first.
 #[derive(Clone, Copy, Default)]
@@ -259,7 +259,7 @@ impl Shared {
             }
             current.server = (server + 1) % count;
         }
-        // Other lanes may be waiting for its handshake.
+        // Other lanes may be waiting for this lane's handshake.
         self.lanes().iter().for_each(|lane| lane.wake());
     }
 
@@ -299,7 +299,8 @@ impl Shared {
             }
         }
         if has_changed || before.server != *server {
-            // Other lanes may still have connections to the old instance, or be waiting for one.
+            // Other lanes may still have connections to the old instance, or may be waiting for
+            // one.
             self.lanes().iter().for_each(|lane| lane.wake());
         }
         if is_emptied {

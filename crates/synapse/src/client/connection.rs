@@ -113,20 +113,20 @@ impl<'a> Connection<'a> {
             if self.lane.register(cx.waker()) {
                 return Poll::Ready(Err(End::Closed));
             }
-            // Another lane has connected to the next instance. Answers of this one may have arrived
-            // before it ended.
+            // Another lane has connected to the next instance. Responses of this instance may have
+            // arrived before it ended.
             let is_over = !self.shared.is_current(self.instance);
             while !is_over && self.write_failure.is_none() {
                 let has_more = self.lane.fill(&mut self.output, now, self.has_crc);
                 let before = self.output.written_bytes();
                 let flushed = self.output.poll_flush(cx, &mut self.stream);
                 if before < self.ping_end && self.output.written_bytes() > before {
-                    // The server cannot answer yet: it is still receiving data sent before the
-                    // ping.
+                    // The server cannot respond yet, because it is still receiving data sent before
+                    // the ping.
                     self.progressed_at = now;
                 }
                 match flushed {
-                    // The server has closed the connection; its last answers and its goodbye may
+                    // The server has closed the connection; its last responses and its goodbye may
                     // have arrived earlier.
                     Poll::Ready(Err(error)) => self.write_failure = Some(error),
                     Poll::Ready(Ok(())) if has_more => {}
@@ -287,8 +287,8 @@ impl<'a> Connection<'a> {
 /// Makes the runtime poll this task again after other tasks. A task that only wakes itself runs
 /// before the future that the runtime blocks on, which may be a caller.
 fn yield_to_callers(cx: &mut Context<'_>) {
-    // The first poll is pending and wakes the task; it is ready only if the runtime's budget is
-    // used up.
+    // The first poll is pending and wakes the task; the future is ready only if the runtime's
+    // budget is used up.
     if pin!(tokio::task::yield_now()).as_mut().poll(cx).is_ready() {
         cx.waker().wake_by_ref();
     }

@@ -283,7 +283,7 @@ impl Lane {
             (state.requested_bytes, state.sent_bytes) = (0, 0);
             (state.limits, state.features) = (welcome.capabilities, welcome.features);
             // The flag alone proves nothing: the server may know the session from a handshake whose
-            // welcome was lost, and may have begun it then.
+            // welcome was lost, and may have created it then.
             let is_resumed = welcome.is_resumed && state.generation == Some(welcome.generation);
             state.generation = Some(welcome.generation);
             state.down = None;
@@ -318,7 +318,7 @@ impl Lane {
             state.down = Some((since, why.clone()));
         }
         if is_denied {
-            // Another attempt would be refused as well.
+            // Another attempt would be refused too.
             self.fail_all(&why);
         }
     }
@@ -527,7 +527,7 @@ impl Lane {
     }
 }
 
-// ---- The results of calls without an answer.
+// ---- The results of calls that get no response.
 
 /// Returns the error of a request that was sent and stays without an answer.
 fn unanswered_error(op: Op, why: &'static str) -> Error {

@@ -120,7 +120,8 @@ impl Blocker for SynapseBlocker {
     }
 }
 
-// ---- One call: a future that takes a slot, waits for the answer, and cancels the request when it is dropped.
+// ---- One call: a future that takes a slot, waits for the response, and cancels the request when
+// it is dropped.
 
 /// A call that returns a `T`. It does nothing before it is polled.
 pub(super) struct Call<T> {

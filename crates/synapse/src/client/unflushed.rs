@@ -90,7 +90,7 @@ impl Unflushed {
         state.dirty_count = 0;
         if state.closed.contains(&before) {
             drop(state);
-            // All of it is stored; dropped outside the lock.
+            // All recorded changes are stored; the record is dropped outside the lock.
             drop(dirty);
             return true;
         }
@@ -112,7 +112,7 @@ impl Unflushed {
         let mut state = self.state.lock();
         self.is_any.store(true, Ordering::Release);
         if state.instance != Some(instance) {
-            // An answer that arrives after its server has ended.
+            // The response arrives after its server has ended.
             if !state.closed.contains(&instance) {
                 state.lose(&object.namespace, object.name.clone());
             }
@@ -156,8 +156,8 @@ impl Unflushed {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
         }
-        // One check, before the first step: changes that are lost later were stored when the server
-        // answered.
+        // There is one check, before the first step: changes that are lost later were stored when
+        // the server responded.
         self.state.lock().check(scope)?;
         loop {
             let mut state = self.state.lock();
@@ -391,13 +391,14 @@ mod tests {
         let all = Unflushed::default();
         all.connected_to([1; 16], &[]);
         all.acknowledged([1; 16], &object("a"), None);
-        // Two restarts later, of which this client has seen only the second.
+        // There were two restarts, of which this client has seen only the second.
         assert!(all.connected_to([3; 16], &[[2; 16], [1; 16]]));
         assert!(!is_lost(&all, &Scope::All));
-        // A late answer of the first instance changes nothing.
+        // A late response of the first instance changes nothing.
         all.acknowledged([1; 16], &object("late"), None);
         assert!(!is_lost(&all, &Scope::All));
-        // Changes that the third instance acknowledged are lost with it, but no earlier ones.
+        // The end of the third instance loses only the changes that it acknowledged, and no earlier
+        // ones.
         all.acknowledged([3; 16], &object("b"), None);
         assert!(all.connected_to([4; 16], &[[2; 16], [1; 16]]));
         assert!(is_lost(&all, &Scope::Object(object("b"))));

@@ -305,7 +305,7 @@ pub(super) fn encode_list(entries: &[ListEntry]) -> Vec<u8> {
 pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     let mut entries = Vec::new();
     while !bytes.is_empty() {
-        // A copy, so that a retained entry does not keep the whole payload.
+        // The name is copied, so that a retained entry does not keep the whole payload.
         let name = Name::copy_from(&take_name(&mut bytes)?)?;
         let size_bytes = take_u64(&mut bytes)?;
         let version = Version(take_u64(&mut bytes)?);
@@ -407,7 +407,7 @@ pub(super) fn decode_capabilities(bytes: &[u8]) -> Option<Capabilities> {
     };
     let is = |index: usize| fixed[48 + index] != 0;
     let mut capabilities = Capabilities::full(long(0));
-    // The first servers of this version do not send `runs_max`.
+    // The first servers of this protocol version do not send `runs_max`.
     let runs_max = bytes.get(CAPABILITY_BYTES_MIN..CAPABILITY_BYTES).and_then(|runs| runs.try_into().ok());
     capabilities.runs_max = runs_max.map_or(0, u32::from_le_bytes);
     capabilities.request_bytes_max = long(1);

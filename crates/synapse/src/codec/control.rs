@@ -192,7 +192,7 @@ pub(super) fn decode_losses(mut bytes: Bytes) -> Result<Vec<Loss>, Error> {
         if losses.len() == LOSSES_MAX {
             return Err(invalid("more losses than one answer may have"));
         }
-        // Copies, so that a retained loss does not keep the whole payload.
+        // The names are copied, so that a retained loss does not keep the whole payload.
         let namespace = Namespace::copy_from(&take_name(&mut bytes)?)?;
         let name = Name::copy_from(&take_name(&mut bytes)?)?;
         let (changes, lost_bytes) = (take_u64(&mut bytes)?, take_u64(&mut bytes)?);
@@ -232,7 +232,7 @@ fn take_f64(bytes: &mut Bytes) -> Result<f64, Error> {
     bytes.try_get_f64_le().map_err(|_| invalid("a number is truncated"))
 }
 
-// ---- What a cache has of its namespaces, and settings to be changed, as payloads.
+// ---- A cache's state of its namespaces, and settings to be changed, as payloads.
 //
 // ```text
 // state    u8 length, namespace; u8 write mode; u8 bits; u8 settings, each setting; u8 counts, each count
@@ -336,7 +336,7 @@ pub(super) fn decode_states(mut bytes: Bytes) -> Result<Vec<NamespaceState>, Err
     }
     let mut states = Vec::new();
     while !bytes.is_empty() {
-        // A copy, so that a retained state does not keep the whole payload.
+        // The name is copied, so that a retained state does not keep the whole payload.
         let namespace = Namespace::copy_from(&take_name(&mut bytes)?)?;
         let mut state = NamespaceState::new(namespace, write_of(take_u8(&mut bytes)?.into())?);
         let bits = take_u8(&mut bytes)?;
@@ -408,7 +408,7 @@ mod tests {
         for len in 1..bytes.len() {
             whole += u32::from(decode_metrics(bytes[..len].to_vec().into()).is_ok());
         }
-        // Between two families it is whole.
+        // A cut between two families leaves a valid payload.
         assert_eq!(whole, 2);
     }
 
@@ -450,7 +450,7 @@ mod tests {
         families.sample("c", "", vec![], Value::Counter(1));
         let (page, has_more) = metrics_page(families, 0);
         assert_eq!((page.as_slice().len(), has_more), (1, false));
-        // A family of one sample with 33 labels.
+        // The payload has a family of one sample with 33 labels.
         let wrong = [&[1, b'a', 0, 0, 0, 1, 0, 33][..], &[0; 200]].concat();
         assert!(decode_metrics(wrong.into()).is_err());
     }

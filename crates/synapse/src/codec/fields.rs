@@ -23,7 +23,7 @@ const SETTLES: u32 = 1 << 3;
 pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
     if let Some(deadline) = call.deadline {
         header.flags.put(Flags::DEADLINE, true);
-        // Rounded up: the caller's own timer decides.
+        // The time is rounded up, because the caller's own timer decides.
         header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
     }
     header.hints = call.hints.bits() & !SETTLES;
@@ -114,7 +114,7 @@ pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scop
             header.domain = domain.0;
         }
         Scope::Namespace(namespace) => names[0] = namespace.as_bytes(),
-        // All, and scopes of later versions: the wider scope is safe.
+        // `All`, and scopes of later versions, become the wider scope, which is safe.
         _ => {}
     }
 }
@@ -219,7 +219,7 @@ pub(super) fn durability_of(code: u8, replicas: u8) -> Option<Durability> {
 pub(super) fn flush_durability_bytes(durability: Durability) -> (u8, u8) {
     match durability {
         Durability::Stored => (0, 0),
-        // A flush that guarantees nothing has no code, so a stronger one is requested.
+        // There is no code for a flush that guarantees nothing, so a stronger one is requested.
         Durability::Cached => durability_bytes(Durability::Journaled),
         other => durability_bytes(other),
     }

@@ -99,8 +99,8 @@ fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
-// Inlined because the result is large: it is constructed in place instead of being moved several
-// times.
+// The function is inlined because its result is large: it is constructed in place instead of being
+// moved several times.
 #[inline(always)]
 pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     let Some(fixed) = head.first_chunk::<HEADER_BYTES>() else { return Err(FrameError::HeadChecksum) };
@@ -159,7 +159,7 @@ pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
     let [namespace, name, to_namespace, to_name] = attached.names;
     let lengths = Lengths {
         names: [len(namespace), len(name), len(to_namespace), len(to_name)],
-        // Within the limit, by the assertion.
+        // The assertion keeps the length within the limit.
         extension: attached.extension.len() as u32,
         payload: attached.payload_bytes,
         payload_crc: attached.payload_crc,
@@ -348,7 +348,7 @@ impl Writer {
     }
 }
 
-// ---- The reasons why bytes are refused: a damaged stream, or a meaningless frame.
+// ---- The reasons for which bytes are refused: a damaged stream, or a meaningless frame.
 
 /// The reason why a stream cannot be understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

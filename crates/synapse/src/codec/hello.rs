@@ -235,7 +235,7 @@ impl Hello {
             },
             client_name: name_of(head, kind::CLIENT_NAME),
             key: match head.extensions.get(kind::KEY).unwrap_or_default() {
-                // A shortened name could denote another secret.
+                // A truncated name could denote another secret.
                 key if key.len() > KEY_BYTES_MAX => {
                     let text =
                         format!("the name of a key has {} bytes; the maximum is {KEY_BYTES_MAX}", key.len());

@@ -35,7 +35,7 @@ pub fn encode_event(out: &mut Vec<u8>, event: &Event, features: Features) {
             put_scope(&mut header, &mut names, scope);
             7
         }
-        // `Missed`, and events for which the peer has no code: the peer treats everything as
+        // `Missed`, and events for which the peer has no code, make the peer treat everything as
         // changed.
         _ => 6,
     };
@@ -90,7 +90,7 @@ pub fn decode_goodbye(header: &Header, reason: &[u8]) -> Error {
     })
 }
 
-// ---- The contract's errors in a header's fields, with their reason as the payload.
+// ---- The contract's errors in a header's fields, with the reason as the payload.
 
 /// The longest reason that is sent, in bytes; the rest is cut off.
 pub const REASON_BYTES_MAX: usize = 512;
@@ -130,7 +130,7 @@ pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
         Error::Unsupported(text) => (Status::Unsupported, text),
         Error::Denied(text) => (Status::Denied, text),
         Error::Invalid(text) => (Status::Invalid, text),
-        // No status exists for the error: an unknown outcome claims the least.
+        // The error has no status of its own. An unknown outcome claims the least.
         _ => (Status::OutcomeUnknown, ""),
     };
     header.status = status;

@@ -194,7 +194,7 @@ impl Request {
             Self::List(r) => header.length = r.entries_max.into(),
             _ => {}
         }
-        // With names and extensions of the largest length.
+        // The head has names and extensions of the maximum length.
         let head_bytes = HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
@@ -228,7 +228,7 @@ impl Request {
                 change: Change::CompareAndWrite { expected, data, .. }, ..
             }) => {
                 over(data.len_bytes(), limits.request_bytes_max)?;
-                // A server without compare-and-write answers so itself.
+                // A server without compare-and-write responds this way itself.
                 match limits.compare_bytes_max {
                     0 => Ok(()),
                     limit_bytes => over(expected.len_bytes(), limit_bytes),
@@ -293,7 +293,7 @@ impl Request {
                     Change::Truncate { size_bytes } => header.length = *size_bytes,
                     Change::Delete => {}
                     Change::Copy { from, from_condition } => {
-                        // The source is the object of the request, and the target comes after it.
+                        // The request's object is the source, and the target comes after it.
                         put_object(&mut names, from);
                         (names[2], names[3]) = (r.object.namespace.as_bytes(), r.object.name.as_bytes());
                         if *from_condition != Condition::None {

@@ -229,7 +229,8 @@ impl Server {
         limits.check()?;
         super::check_session_bytes(limits.session_bytes_max, shared.least_bytes)?;
         let mut in_force = shared.limits.write();
-        // Set first, so that no more connections than these are accepted meanwhile.
+        // The limit is set first, so that no more connections than these are accepted in the
+        // meantime.
         let before = std::mem::replace(&mut in_force.connections_max, limits.connections_max);
         let connections = limits.connections_max.max(shared.connections.count());
         if let Err(needed) = shared.budget.change(limits.bytes_max, limits.session_bytes_max, connections) {

@@ -134,8 +134,8 @@ impl Connection {
                     self.finish(&mut open).await;
                 }
                 let Established { owned, mut grant, executing, mut executed, .. } = open;
-                // Covers the answers, and requests being executed, whichever connection continues
-                // the session.
+                // The grant covers the responses and the requests being executed, whichever
+                // connection continues the session.
                 grant.retire(owned.slots.cost_bytes() + self.output.held_bytes() as u64);
                 // The session is free for the client's next connection.
                 drop((owned, executing));
@@ -194,7 +194,7 @@ impl Connection {
         self.shared.counters.zip(&mut self.counts, Counter::take);
         match end {
             Poll::Ready(Ok(())) => {
-                // Other tasks of the thread run first.
+                // The other tasks of the thread run first.
                 cx.waker().wake_by_ref();
             }
             Poll::Ready(Err(end)) => return Poll::Ready(end),
@@ -203,7 +203,7 @@ impl Connection {
         if self.is_slowest(open, cx) {
             return Poll::Ready(End::Slowest);
         }
-        // The time of the last read: data that have arrived since are not read yet.
+        // This is the time of the last read: data that have arrived since are not read yet.
         let now = open.owned.now;
         let timeout = open.peer_timeout;
         if open.timer.poll(cx, now).is_ready() {
@@ -221,7 +221,7 @@ impl Connection {
                 return Poll::Ready(End::Silent);
             }
             let next = if open.grant.is_unaccepted() { last.min(open.announced_at) } else { last };
-            // An intermediate check, which provides a value for comparison.
+            // This is an intermediate check, which provides a value for comparison.
             open.timer.set((next + timeout).min(now + timeout / 2));
             cx.waker().wake_by_ref();
         }
@@ -268,7 +268,8 @@ impl Connection {
             self.send_events(open, cx);
             let is_stopped = self.handle_frames(open, now, cx)?;
             self.update_grant(open, now, cx);
-            // Counted before the answer, so that the client finds its request counted.
+            // The request is counted before the response, so that a client that sees the response
+            // also sees the count.
             self.shared.counters.zip(&mut self.counts, Counter::take);
             if self.input.is_in_payload() && held_count < HELD_MAX && !is_stopped {
                 held_count += 1;
@@ -317,13 +318,14 @@ impl Connection {
         let mut send_at = SEND_BYTES;
         loop {
             if self.output.pending_bytes() >= send_at {
-                // Counted before the answer, so that the client finds its request counted.
+                // The request is counted before the response, so that a client that sees the
+                // response also sees the count.
                 self.shared.counters.zip(&mut self.counts, Counter::take);
                 self.flush(open, now, cx)?;
                 if self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
                     return Ok(true);
                 }
-                // After a partial write, the rest is not offered again at every frame.
+                // After a partial write, the rest is not offered again with every frame.
                 send_at = (self.output.pending_bytes() + SEND_BYTES).min(OUTPUT_HIGH_BYTES);
             }
             let shared = &self.shared;

@@ -28,7 +28,7 @@ impl Shared {
         if !self.config.allow_namespace_changes
             && let Request::Change(request) = &mut request
         {
-            // A client that may not set quotas may not exceed them.
+            // A client that may not set quotas may not exceed them either.
             request.terms.settles = false;
         }
         if let Some(limit_bytes) = self.exceeds(&request) {
@@ -145,7 +145,7 @@ fn step<T: 'static>(reply: Reply<T>, wrap: impl FnOnce(T) -> Answer + Send + 'st
     }
 }
 
-// ---- The span of a request at the server: from decoding to outcome.
+// ---- The span of a request at the server, from decoding to outcome.
 
 /// Begins the span of a request that its client traces, or that is sampled here, and puts its
 /// context into the request. Control requests have none.

@@ -43,7 +43,7 @@ impl Connection {
             return Err(End::Refused(Error::Unsupported(text.into())));
         }
         let secrets = shared.secrets.of(&hello.key);
-        // The secret that the client knows, and whose knowledge this side proves in return.
+        // This is the secret that the client knows, and whose knowledge this side proves in return.
         let mut secret = None;
         if !secrets.is_empty() {
             let challenge = Challenge { nonce: random(), instance: shared.instance };
@@ -76,7 +76,8 @@ impl Connection {
         welcome.peer_timeout_ms = u32::try_from(peer_timeout.as_millis()).unwrap_or(u32::MAX);
         (welcome.store, welcome.server_name) = (config.store, config.name.clone());
         welcome.closed.clone_from(&config.closed);
-        // Subscribed before the welcome is sent, so that no event after the welcome is missed.
+        // The subscription begins before the welcome is sent, so that no event after the welcome is
+        // missed.
         let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
         transcript.send(&mut self.output, |out| welcome.encode(out));
         if let Some(secret) = secret {

@@ -118,7 +118,7 @@ impl Server {
         let budget = budget.map_err(|needed| config::too_few_bytes(needed, config.connections_max))?;
         let shared = Shared {
             capabilities,
-            // Each at most 1 GiB, by the check.
+            // The check limits each of the two to 1 GiB.
             payload_bytes_max: payload_bytes_max as u32,
             least_bytes,
             limits: RwLock::new(config.clone()),
@@ -154,8 +154,8 @@ impl Server {
     /// goodbye to every client. Waits at most for `timeout`, then aborts the rest. Returns whether
     /// every connection ended by itself.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
-        // Called first, so that clients that reconnect wait in the accept queue, perhaps for
-        // another server, and are not turned away.
+        // This is called first, so that clients that reconnect wait in the accept queue, perhaps
+        // for another server, and are not refused.
         let unbound = self.shared.connections.stop_listening();
         self.shared.sessions.end();
         let clock = Arc::clone(&self.shared.config.clock);
@@ -321,7 +321,7 @@ impl Server {
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
         let failed = |cause| ::connection::ListenError { address: address.clone(), cause };
         let resolved = address.resolve().await.map_err(failed)?;
-        // Checked before the socket exists.
+        // The addresses are checked before the socket exists.
         resolved.iter().try_for_each(|one| self.check_exposure(one))?;
         let socket = ListeningSocket::bind_resolved(address, &resolved)?;
         self.accept_from(&socket, address.path().map(Into::into))
@@ -356,7 +356,8 @@ impl Server {
         if address.ip().is_loopback() {
             return Ok(());
         }
-        // Set before the check of the secrets, which another thread may be about to remove.
+        // The flag is set before the check of the secrets, which another thread may be about to
+        // remove.
         self.shared.is_exposed.store(true, Ordering::SeqCst);
         if self.shared.secrets.are_required() || config.allow_exposed {
             return Ok(());
@@ -372,7 +373,8 @@ impl Service for Shared {
 
     fn take_place(&self, peer: &Peer) -> Result<Place, Refusal> {
         let place = {
-            // Held meanwhile, so that a change of the limit counts every admitted connection.
+            // The lock is held in the meantime, so that a change of the limit counts every admitted
+            // connection.
             let limits = self.limits.read();
             self.connections.take(peer, limits.connections())
         };

@@ -204,7 +204,7 @@ async fn update(
                 stamp = Some(Stamp::new(newer.epoch.0, newer.sequence.saturating_add(1)));
                 Error::Superseded { stamp: newer }
             }
-            // Another server has changed the record first, or this attempt may have.
+            // Another server, or this attempt itself, may have changed the record first.
             Err(
                 error @ (Error::Exists
                 | Error::Missing
@@ -226,7 +226,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    // Uses the clock of the store, as all code does.
+    // The test uses the store's clock, as all code does.
     fn open(store: &Memory) -> NodeRecord {
         block_on(NodeRecord::open(store, &SystemClock, TIMEOUT)).unwrap()
     }

@@ -212,7 +212,7 @@ impl Slots {
             },
             State::Executing { .. } => Cancel::Refuse("a cancellation for a slot in use"),
             State::Answered { .. } if step > u32::MAX / 2 => Cancel::Ignore,
-            // The request has not arrived before, and will not be executed if it does.
+            // The request has not arrived yet, and will not be executed if it does.
             _ => {
                 (slot.sequence, slot.is_awaited) = (id.sequence, true);
                 slot.state = State::Answered { op: Op::Cancel, outcome: Some(Outcome::Cancelled) };
@@ -265,7 +265,7 @@ mod tests {
         let mut slots = Slots::new(1, true);
         assert!(matches!(slots.begin(id(1), Op::Write, 10), Begin::Execute));
         assert_eq!((slots.cost_bytes(), slots.executing_count()), (10, 1));
-        // The connection breaks during the execution: no answer is sent, then the request is
+        // The connection breaks during the execution: no response is sent, then the request is
         // resent.
         slots.disconnect();
         assert!(slots.complete(id(1), Some(changed(7))).is_none());
@@ -303,17 +303,17 @@ mod tests {
     #[test]
     fn a_cancellation_is_answered_exactly_once_at_any_time() {
         let mut slots = Slots::new(1, true);
-        // A cancellation before the request: the request never begins.
+        // A request that is cancelled before it arrives never begins.
         assert!(matches!(slots.cancel(id(1)), Cancel::Answer(Op::Cancel, Outcome::Cancelled)));
         let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 0) else { panic!("it began after all") };
         assert!(matches!(outcome, Outcome::Cancelled));
-        // A cancellation during the execution without a task: the answer follows anyway.
+        // If there is no task to cancel during the execution, the response follows anyway.
         assert!(matches!(slots.begin(id(2), Op::Write, 0), Begin::Execute));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
         // The outcome is unknown: *cancelled* would mean that nothing was changed.
         let aborted = slots.complete(id(2), None);
         assert!(matches!(aborted, Some((Op::Write, Outcome::Failed(Error::OutcomeUnknown(_))))));
-        // A late cancellation.
+        // This cancellation arrives late.
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
         assert!(matches!(slots.cancel(id(1)), Cancel::Ignore));
         // The answer was lost with the connection.
@@ -321,7 +321,7 @@ mod tests {
         let again = slots.cancel(id(2));
         assert!(matches!(again, Cancel::Answer(Op::Write, Outcome::Failed(Error::OutcomeUnknown(_)))));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
-        // A request that was executed is answered by its outcome.
+        // For a request that was already executed, the response is its outcome.
         assert!(matches!(slots.begin(id(3), Op::Write, 0), Begin::Execute));
         slots.disconnect();
         assert!(slots.complete(id(3), Some(changed(3))).is_none());

@@ -148,14 +148,14 @@ impl Store {
                 let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                 self.counters.syncs.increment();
                 if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
-                    // The object stays live, so the next start must not find a tombstone under
+                    // The object stays live, so the next start must not find a tombstone below
                     // later changes.
                     let _ = object.restore_slot(state, before);
                     state.changes += 1;
                     self.mark_unsynced(object);
                     return Err(ambiguous(&error));
                 }
-                // A failure costs only space; creating the object again repeats this.
+                // A failure costs only space, and the object's next creation repeats this.
                 let _ = file.set_len(HEADER_BYTES);
                 state.stamp = terms.stamp;
                 state.packed = true;
@@ -190,7 +190,8 @@ impl Store {
         let packed = size <= PACKED_BYTES_MAX;
         let slot = Slot { count: 1, ..Slot::first(version, terms.stamp.or(state.stamp), packed, size) };
         self.put_file(object, state, slot, true, fill)?;
-        // The old file's loss no longer matters, because the new file has replaced all of its data.
+        // The loss of the old file no longer matters, because the new file has replaced all of its
+        // data.
         object.lost.store(false, Ordering::Release);
         Ok(())
     }
@@ -256,7 +257,8 @@ impl Store {
             }
             fill(&*file, data_at(slot.packed))?;
             if sync {
-                // Counted before the rename, which may reach the disk at any time after it.
+                // The sync is counted before the rename, because the rename may reach the disk at
+                // any time afterwards.
                 self.counters.syncs.increment();
                 file.sync_data()?;
             }

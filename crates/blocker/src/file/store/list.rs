@@ -64,8 +64,8 @@ impl Store {
             }
             let path = path::encode(dir, id.name.as_bytes(), path::OBJECT_SUFFIX);
             let entry = self.entry_on_disk(id, &path);
-            // If the object was entered meanwhile, it may have changed between the reads of its
-            // header and of its length.
+            // If another operation has entered the object in the meantime, the object may have
+            // changed between the reads of its header and of its length.
             if shard.entered.load(Ordering::Acquire) == entered {
                 return entry;
             }
@@ -286,7 +286,7 @@ impl Window {
 
     fn fit(&mut self) {
         if self.names.fit() {
-            // The window no longer covers dropped names.
+            // The dropped names are no longer covered by the window.
             let last = self.names.names.last().map_or_else(|| self.first.clone(), |last| last.to_vec());
             self.last = Some(last);
         }
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(page(&mut names, "b", "", 9), Some((wanted.clone(), Some("c\0".into()))));
         names.note_made(&namespace(), b"d");
         assert_eq!(page(&mut names, "b", "", 9), Some((wanted, Some("c\0".into()))));
-        // Twice as many as fit: the window is cut and marked as cut.
+        // The names are twice as many as fit: the window is cut and marked as cut.
         for number in 0..WINDOW_BYTES_MAX / (NAME_COST_BYTES + 200) * 2 {
             names.note_made(&namespace(), format!("b{number:0>199}").as_bytes());
         }

@@ -45,7 +45,7 @@ impl Store {
         };
         let claims = match claims_found.in_force(root, CLAIMS)? {
             Some(claims) => claims.clone(),
-            // The first start was interrupted before it wrote claims.
+            // The first start was interrupted before it wrote the claims.
             None if before.is_none() => Default::default(),
             None => return Err(lost(root, CLAIMS)),
         };
@@ -130,7 +130,7 @@ impl Store {
     /// own changes.
     fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
         self.counters.syncs.increment();
-        // The failure may concern a foreign file on the file system.
+        // The failure may concern a foreign file on the same file system.
         if self.disk.sync_all().unwrap_or(false) {
             return Ok(());
         }

@@ -53,8 +53,8 @@ impl Store {
     pub(super) fn sync_many(&self, objects: &[Arc<Object>], with_version: bool) -> Result<()> {
         if objects.len() >= TOGETHER_MIN {
             let _turn = self.turn.lock();
-            // The error may concern any file on the file system, so each file is then synced by
-            // itself.
+            // The error may concern any file of the file system, so each file is then synced
+            // individually.
             if self.sync_together(objects, with_version).unwrap_or(false) {
                 let lost = objects.iter().map(|object| object.check_not_lost());
                 return lost.fold(Ok(()), Result::and);
@@ -91,8 +91,8 @@ impl Store {
             self.forget_synced(object);
         }
         self.unsynced_dirs.lock().note_all_stored(dirs_before);
-        // The other objects are handled one by one: an object that has lost data reports it, one
-        // with bytes beyond its end is truncated first.
+        // The other objects are handled individually: an object that has lost data reports the
+        // loss, and one with bytes beyond its end is truncated first.
         Ok(objects.len() == snapshots.len())
     }
 
@@ -102,7 +102,7 @@ impl Store {
         let Some(last_change) = self.unsynced_dirs.lock().last_change(dir) else { return Ok(()) };
         self.counters.syncs.increment();
         match self.disk.sync_dir(dir) {
-            // The directory was removed after its entries: nothing is left to store.
+            // The directory was removed after its entries, so nothing is left to store.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::NotStored(format!("sync of {}: {error}", dir.display()).into()))
             }
@@ -134,7 +134,7 @@ impl Store {
             let unsynced = self.unsynced.lock();
             unsynced.values().filter(|object| wider.covers(&object.id, None)).cloned().collect()
         };
-        // The same order in every run, so that a failure can be replayed.
+        // The order is the same in every run, so that a failure can be replayed.
         objects.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         let mut synced = self.sync_many(&objects, false);
         // A concurrent flush may find an object clean while its directory is not yet stored.

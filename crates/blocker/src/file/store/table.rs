@@ -18,8 +18,8 @@ use crate::{Error, Namespace, ObjectId, Result, Scope};
 
 impl Store {
     pub(super) fn shard(&self, id: &ObjectId) -> &Shard {
-        // The map has a proper hash; to spread objects over a few locks the end of the name
-        // suffices.
+        // The map has a proper hash function. The end of the name suffices to spread objects over a
+        // few locks.
         let name = id.name.as_bytes();
         let last = name.last().copied().unwrap_or(0);
         &self.shards[(usize::from(last) ^ name.len()) % SHARDS]
@@ -102,7 +102,7 @@ impl Store {
             let objects = shard.objects.read();
             unsettled.extend(objects.values().filter(|object| !object.is_settled()).cloned());
         }
-        // The same order in every run, so that a failure can be replayed.
+        // The order is the same in every run, so that a failure can be replayed.
         unsettled.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         unsettled
     }
@@ -115,8 +115,8 @@ impl Store {
             return true;
         }
         self.evictions.fetch_add(1, Ordering::Relaxed);
-        // One reference is the table's; more mean that a thread uses the object. (A thread that
-        // used it under the shard's lock has finished by now.)
+        // One reference belongs to the table; more references mean that a thread uses the object.
+        // (A thread that used the object under the shard's lock has finished by now.)
         let idle = objects.values().filter(|object| Arc::strong_count(object) == 1 && object.is_settled());
         let mut oldest: Vec<_> =
             idle.map(|object| (object.used.load(Ordering::Relaxed), object.id.clone())).collect();

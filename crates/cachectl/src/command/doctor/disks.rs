@@ -144,7 +144,7 @@ impl<'a> Directory<'a> {
                 );
                 checks.push(Check::problem(name, line));
             }
-            // A disk of its own may be as large as the journal.
+            // A disk that only the journal uses may be as large as the journal.
             Some(_) => {}
             None if self.free_bytes < self.bytes / 100 => {
                 checks.push(Check::problem(name, format!("{path} is full, {free} are free: free space now")));

@@ -120,8 +120,8 @@ fn clocks(apart_ms: u64) -> Check {
 
 /// Checks whether this host's clock is synchronised.
 pub(super) fn synchronised() -> Check {
-    // SAFETY: an all-zero `timex` is a valid value of that plain C struct; with no modes, the call
-    // changes nothing and only fills it in.
+    // SAFETY: an all-zero `timex` is a valid value of this plain C struct. Without modes, the call
+    // changes nothing and only fills in the struct.
     let state = unsafe { libc::adjtimex(&mut std::mem::zeroed()) };
     match state {
         libc::TIME_ERROR => {
@@ -202,7 +202,7 @@ fn memory(needed: u64, machine: Option<u64>, groups: &[u64]) -> Check {
             "memory",
             format!("the server uses at most {shown}, which the host and its cgroup allow"),
         ),
-        // With the cgroups of version 1, and in a cgroup without limits.
+        // This is the case with cgroups of version 1, and in a cgroup without limits.
         (None, _) => Check::ok(
             "memory",
             format!("the server uses at most {shown}, which the host has; its cgroup has no known limit"),

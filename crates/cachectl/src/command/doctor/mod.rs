@@ -102,7 +102,7 @@ struct Server {
 impl Server {
     fn ask(call: &Call<'_>) -> Result<Self, Failure> {
         let admin = call.admin()?;
-        // The connection is made before the clocks are compared.
+        // The connection is made first, so that it does not count in the comparison of the clocks.
         let config = admin.get("/config.json")?;
         let before = unix_ms();
         let status = admin.get("/status.json")?;
@@ -138,7 +138,7 @@ impl Doctor {
                 checks.push(host::clock(&server));
                 Some(server)
             }
-            // Before the first start there is nothing to ask.
+            // Before the first start, there is no server to ask.
             Err(failure) if self.config.is_some() => {
                 checks.push(Check::warning("server", format!("not asked: {failure}")));
                 None
@@ -156,7 +156,7 @@ impl Doctor {
         // Without a server, the file is meant for this host.
         if process.is_some() || server.is_none() {
             checks.push(host::synchronised());
-            // What the process needs depends on the configuration in force, not on a file.
+            // The needs of the process depend on the configuration in force, not on a file.
             if let (Some(server), Some(in_force), Some(process)) = (&server, &in_force, &process) {
                 checks.extend(host::limits(in_force, &server.status, process));
             }

@@ -185,7 +185,7 @@ impl Screen {
             self.span(Kind::Quiet, format!("  {range}")),
         ]);
         frame.render_widget(Paragraph::new(title), name);
-        // As many steps as columns; several steps of a long history share a column.
+        // The chart has as many steps as columns; several steps of a long history share a column.
         let width = usize::from(chart.width.max(1));
         let group = values.len().div_ceil(width).max(1);
         let mean = |steps: &[Option<f64>]| {
@@ -212,7 +212,7 @@ impl Screen {
             Layout::horizontal(vec![Constraint::Ratio(1, columns); columns as usize]).spacing(2).split(area);
         let mut texts = vec![Vec::new(); areas.len()];
         for table in &tables {
-            // Added to the column that is shorter so far.
+            // The text is added to the column that is shorter so far.
             let shortest = (0..texts.len()).min_by_key(|column| texts[*column].len()).unwrap_or(0);
             texts[shortest].push(Line::default());
             let room = usize::from(areas[shortest].width);
@@ -348,10 +348,10 @@ pub(super) fn watch(admin: Admin, every: Duration) -> Result<(), Failure> {
         scroll: 0,
         colors: colors_wanted(std::env::var_os("NO_COLOR")),
     };
-    // One response waits for the screen; the thread blocks with the next one.
+    // One response waits for the screen; with the next one, the thread blocks.
     let (answers_to, answers) = sync_channel(1);
     let (orders, orders_from) = channel();
-    // The thread ends with its next response, because nobody receives it.
+    // The thread ends when it sends its next response, because nobody receives it.
     std::thread::Builder::new()
         .name("ask".into())
         .spawn(move || ask(&admin, every, &answers_to, &orders_from))

@@ -326,7 +326,7 @@ pub(super) fn text(value: &Value, longest: usize) -> String {
 fn curve(document: &Option<Result<Value, String>>) -> Table {
     table_of("Miss ratio at other sizes", &["for", ">memory", ">", ">misses", ""], document, |document| {
         let mut rows = Vec::new();
-        // While the simulated caches are being filled, there is nothing to show.
+        // Nothing is shown before the simulated caches are full.
         let is_known = |curve: &&Value| curve["is_warm"] != false && curve["requests"] != 0;
         for curve in list(document, "curves").iter().filter(is_known) {
             let scope = text(&curve["scope"], NAME_MAX);

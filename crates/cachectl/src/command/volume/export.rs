@@ -80,7 +80,7 @@ impl Export {
                 file.set_len(disk.size_bytes()).map_err(Failure::io(&what))?;
                 Target::Sparse(file)
             } else {
-                // Earlier content of a device must be overwritten.
+                // The earlier content of a device must be overwritten.
                 Target::Stream(file, 0)
             };
             let written = disk.copy(shown, target, &what, interrupt)?;
@@ -187,7 +187,7 @@ impl Target<'_> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let Target::Stream(out, at) = self else { return Ok(()) };
         while *at < end {
-            // At most 64 KiB.
+            // The part is at most 64 KiB.
             let part = (end - *at).min(ZEROS.len() as u64) as usize;
             out.write_all(&ZEROS[..part])?;
             *at += part as u64;
@@ -326,7 +326,7 @@ impl ImportDiff {
         let before = match before {
             Ok(before) => before,
             Err(failure) => {
-                // Nothing was changed.
+                // The volume was not changed.
                 return match block_on(volume.close()) {
                     Ok(()) => Err(failure),
                     Err(error) => Err(failure.leaves(format!("{name} was not given up: {error}"))),
@@ -350,7 +350,7 @@ impl ImportDiff {
 
 /// Reads the beginning of a stream. Returns it together with its header.
 fn begin(input: &mut Input, interrupt: &Interrupt) -> Result<(Vec<u8>, StreamHeader), Failure> {
-    // More than a header, unless the stream ends earlier.
+    // The input has more than a header, unless the stream ends earlier.
     let first = input.next(interrupt)?.map(|piece| piece.data).unwrap_or_default();
     match StreamHeader::decode(&first).about(&input.name)? {
         Some(header) => Ok((first, header)),

@@ -138,7 +138,7 @@ impl Target<'_> {
         let grain = self.volume.object_bytes().min(GRAIN_BYTES) as usize;
         let mut progress = Progress::new(input.len);
         let mut writes = Writes::new(self.volume);
-        // Everything before this offset has been written, or zeroed.
+        // Everything before this offset has been written or zeroed.
         let mut written = 0;
         let (mut next, mut end) = (first, 0);
         while let Some(Piece { offset, data }) = next {
@@ -183,7 +183,7 @@ impl Target<'_> {
     fn grow(&self, end: u64) -> Result<(), Failure> {
         let ample = self.volume.size_bytes().saturating_mul(2).max(end);
         match block_on(self.volumes.resize(self.name, ample)) {
-            // Near the maximum size.
+            // The end is near the maximum size.
             Err(volumes::Error::Invalid(_)) if ample > end => block_on(self.volumes.resize(self.name, end)),
             done => done,
         }
@@ -250,8 +250,8 @@ impl Input {
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
         let open = || {
             let Some(path) = path else {
-                // Without the buffer of the standard library, because a wait would not see bytes in
-                // that buffer.
+                // The input is read without the buffer of the standard library, because a wait
+                // would not notice bytes in that buffer.
                 return Ok((File::from(io::stdin().as_fd().try_clone_to_owned()?), None, false));
             };
             let mut file = File::open(path)?;
@@ -304,7 +304,7 @@ impl Input {
 fn read_once(file: &mut File, most: u64, data: &mut Vec<u8>) -> io::Result<usize> {
     const STEP_BYTES: u64 = 256 << 10;
     let begin = data.len();
-    // At most 256 KiB.
+    // The size is at most 256 KiB.
     data.resize(begin + STEP_BYTES.min(most) as usize, 0);
     let read = loop {
         match file.read(&mut data[begin..]) {
@@ -323,13 +323,13 @@ fn next_of_file(file: &File, at: u64, len: u64) -> io::Result<Option<Piece>> {
     }
     let begin = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
         Ok(begin) if begin < len => begin,
-        // Only a hole is left, or the file has been truncated: the rest reads as zeros.
+        // Only a hole remains, or the file has been truncated: the rest reads as zeros.
         Ok(_) | Err(Errno::NXIO) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(begin))?;
     let end = hole.min(len).min((begin / PIECE_BYTES + 1) * PIECE_BYTES);
-    // At most 4 MiB.
+    // The size is at most 4 MiB.
     let mut data = vec![0; end.saturating_sub(begin) as usize];
     file.read_exact_at(&mut data, begin)?;
     Ok(Some(Piece { offset: begin, data }))
@@ -383,7 +383,7 @@ impl<'a> Writes<'a> {
             }
         }
         self.under_way.push(Box::pin(self.volume.write(offset, data.into(), Durability::Cached)));
-        // Polled once, so that the write is in flight while the next piece is read.
+        // The write is polled once, so that it is in flight while the next piece is read.
         match self.under_way.next().now_or_never() {
             Some(Some(done)) => done.map(drop),
             _ => Ok(()),
@@ -442,7 +442,7 @@ mod tests {
             at = offset + data.len() as u64;
         }
         assert_eq!(found, 8192 + 4096 + 10, "something was passed over");
-        // Unless the file system does not support holes.
+        // This holds unless the file system does not support holes.
         assert!(read < 1 << 20 || read as u64 == len, "{read} bytes were read");
     }
 }

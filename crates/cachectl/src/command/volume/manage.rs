@@ -106,7 +106,7 @@ impl<'a> Server<'a> {
             let why = format!("its {size}{snapshots} would be lost; --yes confirms that");
             return Err(unchanged(name, &why));
         }
-        // A server from before this option existed refuses the key.
+        // A server that is older than this option refuses the key.
         let body = if damaged { json!({ "name": name, "damaged": true }) } else { json!({ "name": name }) };
         self.change("/volumes/delete", &body, format!("{name} is deleted"))
     }

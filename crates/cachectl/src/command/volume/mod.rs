@@ -241,8 +241,8 @@ impl Volume {
             }
             Self::TakeOver { name: Name { name }, yes } => server()?.take_over(name, *yes),
             Self::Job { number } => server()?.job(*number),
-            // Even reading a volume writes to the store: its owner, or that a snapshot is being
-            // read.
+            // Even reading a volume writes to the store: the volume's owner, or a note that a
+            // snapshot is being read.
             Self::Import(import) => call.changes(|context| import.run(context)),
             Self::Export(export) => call.changes(|context| export.run(context)),
             Self::ImportDiff(import) => call.changes(|context| import.run(context)),
@@ -328,7 +328,7 @@ fn volume(of: &Value) -> String {
             add(label, shown_size(found));
         }
     }
-    // The settings that are set.
+    // These are the settings that are set.
     for (key, value) in of["settings"].as_object().into_iter().flatten() {
         match value {
             Value::Null | Value::Bool(false) => {}

@@ -203,8 +203,8 @@ impl StoreArguments {
     /// # Errors
     /// The store cannot hold volumes.
     pub(super) fn volumes(&self, context: &Context<'_>) -> Result<Volumes, Failure> {
-        // Each command has its own owner name, so that one command does not take a volume from
-        // another that is still working.
+        // Each command is an owner with a name of its own, so that it does not take a volume from
+        // another command that is still working.
         let host = rustix::system::uname();
         let host: String = host.nodename().to_string_lossy().chars().take(60).collect();
         let owner = format!("cachectl on {host}, {:08x}", WriterId::random().0 as u32);
@@ -257,7 +257,7 @@ pub(super) fn ended(
 /// The volume cannot be removed.
 pub(super) fn removed(volumes: &Volumes, volume: &Volume, name: &str) -> Result<String, Failure> {
     block_on(async {
-        // Leaves less to store at the end. The deletion removes whatever remains.
+        // The discard leaves less to be stored at the end. The deletion removes whatever remains.
         let _ = volume.discard(0, volume.size_bytes()).await;
         volume.close().await?;
         volumes.delete(name).await

@@ -81,8 +81,8 @@ impl Bucket {
     /// Takes the lock. Waiting threads spin, so hold it only for short critical sections.
     #[inline]
     pub(super) fn lock(&self) {
-        // One instruction (`lock bts`), which requests the cache line for writing at once. If the
-        // bit is already set, it changes nothing.
+        // A single instruction (`lock bts`) requests the cache line for writing immediately. If the
+        // bit is already set, the instruction changes nothing.
         if self.head.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
             self.wait_for_lock();
         }

@@ -76,7 +76,8 @@ impl<'a> BucketHint<'a> {
     /// [`BucketLock::location`] where to look first.
     #[inline]
     pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
-        // The first slot with the tag. In one of forty cases it is empty or belongs to another key.
+        // The first slot with the tag is tried. In one of forty cases it is empty or belongs to
+        // another key.
         let slot = self.0.matches(hash.tag()).next()?;
         Some((slot, self.0.location(slot)))
     }

@@ -39,7 +39,8 @@ impl Index {
         // With some thousands of items per shard, the shards' sizes differ little.
         let shard_bits = (items_max / 4096).max(1).ilog2().min(SHARD_BITS_MAX);
         let shards = 1u64 << shard_bits;
-        // Shards fill unevenly: adds four standard deviations, and a minimum for tiny shards.
+        // Shards fill unevenly, so four standard deviations are added, and a minimum for tiny
+        // shards.
         let mean = items_max.div_ceil(shards);
         let per_shard = mean + 4 * mean.isqrt() + 64;
         let shard = |number| Shard::new(per_shard, number, shards);

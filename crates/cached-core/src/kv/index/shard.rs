@@ -92,8 +92,8 @@ impl Shard {
     /// Creates an empty shard, number `number` of `shards`.
     pub(super) fn new(items_max: u64, number: u64, shards: u64) -> std::io::Result<Shard> {
         let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
-        // At the target load, less than a third of the hash buckets have a second line. Half is
-        // ample, and a shard that has used all its hash buckets can still add lines.
+        // At the target load, less than a third of the hash buckets have a second line. Half of
+        // them is ample, and a shard that has used all its hash buckets can still add lines.
         let overflow_max = buckets_max / 2 + 64;
         Ok(Shard {
             extent: AtomicU64::new(EXTENT_INITIAL),
@@ -309,7 +309,8 @@ impl Shard {
             filled += 1;
         });
         if !complete {
-            // No line is left for the new chain: undoes the split and leaves the table as it was.
+            // No line is left for the new chain. This undoes the split, and leaves the table as it
+            // was.
             self.clear_chain(fresh);
             return;
         }
@@ -358,7 +359,7 @@ impl Shard {
         lock(&self.overflow_pool).free.push(link);
     }
 
-    // Checks by tests.
+    // Checks that tests make.
 
     /// Checks counters and chains, and calls `each` with the hash bucket and the location of every
     /// item. No other thread may use the shard.

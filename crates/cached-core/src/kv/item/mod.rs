@@ -39,7 +39,7 @@
 pub(crate) mod extent;
 mod shape;
 
-// Not from `crate::sync`: these words are in raw memory, and do not order anything between threads.
+// `crate::sync` is not used: these words are in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use shape::FIXED_BYTES;
@@ -118,8 +118,8 @@ impl ItemPtr {
         debug_assert_eq!(key.len(), shape.key_bytes());
         debug_assert!(attributes.usage.state() & state::LIVE == 0, "a new entry is not live");
         let item = ItemPtr::shaped(ptr, shape);
-        // This comes before the shape makes it an item, because an earlier entry may have left the
-        // mark here.
+        // The usage is set before the shape makes the entry an item, because an earlier entry may
+        // have left the mark here.
         item.set_usage(attributes.usage);
         stores::fence();
         // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.

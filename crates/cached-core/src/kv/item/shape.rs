@@ -1,7 +1,7 @@
 //! The first word of an entry: its composition and the offsets of its fields; and the checksum at
 //! its end.
 
-// Not from `crate::sync`: these words are in raw memory, and do not order anything between threads.
+// `crate::sync` is not used: these words are in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::extent::{LIST_HEADER_BYTES, PIECE_HEADER_BYTES};
@@ -156,8 +156,8 @@ impl Shape {
         usize::from(KEY_AT[(self.0 >> HAS_SHIFT & 7) as usize])
     }
 
-    // Without branches: each optional field's bit is shifted so that its value is the field's
-    // length.
+    // The code has no branches: each optional field's bit is shifted so that its value is the
+    // field's length.
     #[inline]
     pub(super) fn expiry_at(self) -> usize {
         FIXED_BYTES + (self.0 >> 24 & 8) as usize
@@ -196,10 +196,10 @@ pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
 
 // The checksum of an entry in a memory file: a CRC-32 in its last four bytes.
 //
-// It covers what a client has stored and the location of that: of an item, the shape, key, client
-// flags and value (of a large value, the length and the number of pieces, since pieces have
-// checksums of their own and may move), and all of a piece. It does not cover what a single store
-// changes in place: usage, expiry and CAS value.
+// The checksum covers what a client has stored, and the entry's location: of an item, the shape,
+// key, client flags and value (of a large value, the length and the number of pieces, because
+// pieces have checksums of their own and may move), and all of a piece. It does not cover fields
+// that a single store changes in place: usage, expiry and CAS value.
 
 /// The bytes of a checksum at the end of an entry.
 pub(crate) const CHECKSUM_BYTES: usize = 4;

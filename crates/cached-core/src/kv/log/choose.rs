@@ -56,7 +56,7 @@ impl Choice {
         let mut has_looked = false;
         loop {
             while let Some((bytes, region)) = self.chosen.pop() {
-                // The region may have been emptied and filled again since.
+                // The region may have been emptied and filled again in the meantime.
                 if self.purpose == Purpose::Compact && garbage(log, region, now) < bytes.div_ceil(2) {
                     continue;
                 }
@@ -93,7 +93,8 @@ impl Choice {
     fn look<O: EntryOwner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         survivors.seal_mostly_dead(log);
-        // Read before the pass, because a change during the pass is worth another pass.
+        // The stamp is read before the pass, because a change during the pass is worth another
+        // pass.
         let stamp = if log.evicts { (0, 0) } else { owner.change_stamp() };
         self.purpose = Purpose::Compact;
         self.choose(log, region_bytes / GARBAGE_SHARE, |region| garbage(log, region, now));
@@ -179,7 +180,7 @@ fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     record.dead_bytes() + log.arena.expiring.expired(region, now).likely.min(record.live_bytes())
 }
 
-// Eviction: which items of a queue's oldest region are kept, and which are removed.
+// Eviction decides which items of a queue's oldest region are kept, and which are removed.
 
 /// The maximum share of the walked regions that survives evictions, 3/4, and the number of regions
 /// over which it is averaged.

@@ -178,7 +178,7 @@ impl Log {
         self.reclaim_if_low(owner, now);
         let mut streams = self.lanes.own_in_use().lock();
         let open = &mut streams[LARGE_STREAM];
-        // A small remainder is cheaper left unused than listed.
+        // It is cheaper to leave a small remainder unused than to list it.
         if (open.free_bytes(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
             match self.obtain_region(owner, now) {
                 Some(region) => {
@@ -252,14 +252,14 @@ impl Log {
     /// Ends every published entry: seals all open regions, and moves the boundary past all regions
     /// in use.
     pub(super) fn draw_boundary(&self) {
-        // Meanwhile no region may be opened, sealed or filled. A region open on both sides of the
-        // boundary would end later entries too, or give earlier ones a later number.
+        // Meanwhile no region may be opened, sealed or filled. A region that is open on both sides
+        // of the boundary would end later entries too, or give earlier entries a later number.
         self.lanes.with_all_sealed(self, || {
             let mut reclaimer = lock(&self.reclaimer);
             reclaimer.survivors.seal_all(self);
             let boundary = self.arena.next_sequence();
-            // The copy for a later process comes first: what this process sees as flushed must not
-            // come back.
+            // The copy for a later process is written first, because what this process sees as
+            // flushed must not come back.
             self.superblock.notes().raise_boundary(boundary);
             self.change_boundary(|word| Some(word & OWNER_ENDED | boundary.max(word & !OWNER_ENDED)));
         });
@@ -345,9 +345,9 @@ impl Log {
 
 // The interface between the log and the store whose entries it holds.
 //
-// The log knows the location and size of an entry, and how much of each region is garbage. Whether
-// an entry is still in use, which item it belongs to, and how to record that it has moved is known
-// to its owner. The log asks the owner through two traits, one entry at a time:
+// The log knows the location and size of an entry, and how much of each region is garbage. The
+// owner of an entry knows whether it is still in use, which item it belongs to, and how to record
+// that it has moved. The log asks the owner through two traits, one entry at a time:
 //
 // ```text
 //  scan ──> lock ──> None: garbage, or removed because it was flushed or has expired

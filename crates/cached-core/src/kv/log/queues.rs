@@ -3,8 +3,8 @@
 //!
 //! Their lock is a leaf: no other lock is taken while it is held.
 
-// Not from `crate::sync`: these are hints that do not order anything between threads, and there are
-// many.
+// `crate::sync` is not used: these are hints that order nothing between threads, and there are many
+// of them.
 use std::sync::atomic::AtomicU8;
 
 use crate::arena::{Arena, RegionId};
@@ -123,7 +123,7 @@ impl HitTable {
     pub(super) fn new(policy: &dyn Policy) -> HitTable {
         let table = HitTable {
             states: std::array::from_fn(|_| AtomicU8::new(0)),
-            // The policy never returns this value, since its bits are below 8.
+            // The policy never returns this value, because its bits are below 8.
             bits: AtomicU64::new(u64::MAX),
         };
         table.refresh(policy);

@@ -140,7 +140,7 @@ impl Reclaimer {
         };
         loop {
             if self.jobs == first_job + PATIENT_JOBS {
-                // A thread has waited long enough: each region may keep only its own share.
+                // A thread has waited long enough, so each region may keep only its own share.
                 self.keep_credit = 0;
             }
             if let Some(region) = log.take_region() {

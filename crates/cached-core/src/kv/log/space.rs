@@ -215,10 +215,11 @@ impl Log {
     }
 }
 
-// The space held by values that have not arrived completely, and its limits.
+// The memory of values that have not arrived completely, and its limits.
 //
 // A region cannot be reclaimed while a value in it is incomplete, which may take as long as the
-// sender likes. So both the bytes of reservations and the number of their regions are limited.
+// sender likes. Therefore both the bytes of reservations and the number of their regions are
+// limited.
 
 /// The counts of bytes and regions that reservations hold, and their limits.
 pub(in crate::kv) struct Reserved {
@@ -254,9 +255,9 @@ impl Reserved {
 
 // Memory released to the system and taken back while the store is in use, in whole free regions.
 //
-// The thread that releases a region does the reclaiming for it, in small steps, and takes only
-// regions beyond those that are kept ready for allocations. So no allocating thread has to reclaim
-// more, or waits longer than for one such step.
+// The thread that releases a region also does the necessary reclaiming, in small steps, and takes
+// only regions beyond those that are kept ready for allocations. Therefore no allocating thread has
+// to reclaim more, or waits longer than for one such step.
 
 /// The number of further regions that must be free when one is released, because the walk for the
 /// next one may open two for survivors.

@@ -174,8 +174,9 @@ impl Survivors {
             set_aside(log, partial, queue, std::mem::replace(stream, Stream::new()));
         }
         if !evicts {
-            // The age order concerns the items, which are as old as the region they come from. But
-            // an entry that survives a flush (a piece older than its item) must not look flushed.
+            // The age order concerns the items, which are as old as the region that they come from.
+            // But an entry that survives a flush (a piece older than its item) must not appear to
+            // be flushed.
             let inherited = log.arena.region(job.region).sequence();
             log.arena.region(region).set_sequence(inherited.max(log.boundary()));
         }

@@ -101,7 +101,7 @@ impl Kv {
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
-            // The marks stay, as they do if the number is changed in place.
+            // The marks stay, as they do when a number is changed in place.
             let inherited = Some(state::STALE | state::TOKEN_SENT | state::FETCHED);
             let replaces = Replaces { location, cas, number: Some(before), marks: 0, inherited };
             match reservation.commit_replacing(Some(replaces)) {

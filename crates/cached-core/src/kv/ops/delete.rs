@@ -147,8 +147,8 @@ impl Kv {
             }
             return has_more;
         }
-        // Flushed regions consist of garbage, so they come first. Those that are pinned or being
-        // written remain for a later call.
+        // Flushed regions consist of garbage, so they are reclaimed first. Those that are pinned or
+        // being written remain for a later call.
         inner.log.reclaim_some(inner, now) || has_more
     }
 }
@@ -268,8 +268,8 @@ impl Inner {
                 }
             }
             for unit in batch {
-                // In ascending order, because a split meanwhile moves items to a higher number of
-                // the same unit.
+                // The order is ascending, because a concurrent split moves items to a higher number
+                // of the same unit.
                 let mut bucket = unit;
                 while self.sweep_bucket(sweep, bucket) {
                     bucket += sweep.units;

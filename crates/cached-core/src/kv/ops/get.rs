@@ -33,7 +33,7 @@ impl Kv {
         let inner = &self.inner;
         let now = inner.now();
         let locked = inner.index.shard(hash).lock(hash);
-        // Sampled in each branch, so that the common path has only one more comparison.
+        // Each branch takes its own sample, so that the common path has only one more comparison.
         let found = match inner.find(&locked, hash, key, now) {
             Ok(found) => found,
             Err(miss) => {
@@ -170,8 +170,8 @@ impl Kv {
         let inner = &self.inner;
         loop {
             let now = inner.now();
-            // A pinned item is not evicted to free memory, and one that counts as used survives a
-            // walk in progress.
+            // A pinned item is not evicted to free memory, and an item that counts as used survives
+            // a walk in progress.
             let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
@@ -202,7 +202,7 @@ impl Kv {
             // SAFETY: the entry is ours, with room for the shape.
             let new = unsafe { ItemPtr::write(log.ptr(entry.location), shape, key, &attributes) };
             match found {
-                // The same item at the same location with the same payload length: copy it.
+                // The item is at the same location with the same payload length, so it is copied.
                 Ok(old)
                     if old.location == location
                         && old.item.shape().payload_bytes() == shape.payload_bytes()
@@ -266,8 +266,8 @@ fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) 
 // A look-up waits for the line of its hash bucket and then for the lines of the item. For a batch
 // of keys, all hash buckets are located and prefetched first, then the items to which their tags
 // lead. Then each key is read like a single one, starting with the slot in which its tag was seen.
-// Nothing is locked until then, so a prefetched line may turn out unneeded, and an item that was
-// seen may be gone.
+// Nothing is locked before that, so a prefetched line may turn out to be unneeded, and an item that
+// was seen may be gone.
 
 /// The number of keys that [`Kv::read_many`] prefetches together: more waits than a core can
 /// overlap, and few enough that no line is evicted from the CPU cache before it is read.
@@ -354,7 +354,8 @@ impl Kv {
                     .find_again(*hash, key, now)
                     .map(|(lock, location)| (lock, inner.item_at(location), location)),
             };
-            // Sampled in each branch, so that the common path has only one more comparison.
+            // Each branch takes its own sample, so that the common path has only one more
+            // comparison.
             match found {
                 Ok((_lock, item, location)) => {
                     if inner.insight.sampler.takes(hash.0) {

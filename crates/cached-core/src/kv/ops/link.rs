@@ -246,7 +246,7 @@ impl Inner {
                 return linked;
             }
             // Everything has been flushed since the entry was allocated. The value is stored after
-            // that, so its entry must be behind the boundary.
+            // the flush, so its entry must be behind the boundary.
             let stream = self.log.stream_for(options.expiry, now);
             let later = self.log.alloc(self, stream, entry.bytes, now);
             if let Some(later) = later {

@@ -54,8 +54,8 @@ impl Kv {
             })
         };
         let outcome = outcome.unwrap_or_else(|| {
-            // The open region is full: reclaims memory, then applies the mode again, since the item
-            // may have changed.
+            // The open region is full. This reclaims memory, then applies the mode again, because
+            // the item may have changed.
             let Some(entry) = inner.log.alloc(&**inner, stream, bytes, now) else {
                 return StoreOutcome::OutOfMemory;
             };
@@ -113,7 +113,7 @@ impl Kv {
             let mut reservation =
                 match self.reserve_for(key, hash, old.bytes() + value.len(), &joined, Arrival::Complete) {
                     Ok(reservation) => reservation,
-                    // memcached's reply if the joined item is too large.
+                    // memcached replies this if the joined item is too large.
                     Err(_) => return StoreOutcome::NotStored,
                 };
             let written = match options.mode {
@@ -139,7 +139,7 @@ fn write_pinned(reservation: &mut Reservation, value: &PinnedValue) -> bool {
     value.chunks().all(|chunk| reservation.write(chunk))
 }
 
-// Reservations: space for a value that has not arrived completely and is written to its final
+// A reservation is space for a value that has not arrived completely, and is written to its final
 // location as it arrives.
 
 /// Space for one value. Fill it with [`spare`](Reservation::spare) and
@@ -195,7 +195,7 @@ enum Place {
     Gone,
 }
 
-// SAFETY: only this reservation knows of its entries; which thread writes them does not matter.
+// SAFETY: only this reservation knows of its entries, and any thread may write them.
 unsafe impl Send for Reservation {}
 
 impl Kv {
@@ -264,8 +264,8 @@ impl Kv {
             }
             reservation.place = Place::Inline(entry);
         } else if is_incomplete {
-            // Allocates the first piece immediately, because a caller that is refused now can still
-            // collect the value elsewhere.
+            // The first piece is allocated immediately, because a caller that is refused now can
+            // still collect the value elsewhere.
             let regions_max = inner.log.reserved.regions_max;
             reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
@@ -294,15 +294,15 @@ impl Reservation {
             }
             Place::Pieces(_) => {
                 if self.allocated == self.filled {
-                    // A value that has been accepted may exceed the limit a little.
+                    // A value that has been accepted may exceed the limit slightly.
                     self.add_piece(remaining, self.inner.log.reserved.regions_max * 2)?;
                 }
                 self.last_piece()?
             }
             Place::Gone => return None,
         };
-        // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header, inside
-        // its size; the borrow of `self` keeps it from being committed or dropped meanwhile.
+        // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header
+        // and inside its size. The borrow of `self` prevents a concurrent commit or drop.
         Some(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
     }
 

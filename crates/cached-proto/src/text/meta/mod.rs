@@ -133,8 +133,8 @@ impl<'a> Line<'a> {
             let (start, end) = scan::next_word(text, at)?;
             (line.argument, line.words, at) = (&text[start..end], 3, end);
         }
-        // An error in the key or the number of words comes first, then an error that stops, then
-        // one that is only kept.
+        // An error in the key or in the number of words comes first, then an error that stops the
+        // parser, then one that is only kept.
         let (mut stopped, mut kept) = (line.fault.is_some(), None);
         while line.words < TOKENS_MAX
             && let Some((start, end)) = scan::next_word(text, at)

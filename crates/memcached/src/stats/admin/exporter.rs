@@ -31,7 +31,7 @@ macro_rules! lines {
     };
 }
 
-// Numbers of `stats`, and the totals of `stats slabs`.
+// Figures of `stats`, and the totals of `stats slabs`.
 lines! { GENERAL:
     "uptime" => "uptime_seconds", Counter, "Seconds since the start.";
     "time" => "time_seconds", Gauge, "The server's Unix time.";
@@ -63,7 +63,7 @@ lines! { GENERAL:
     "accepting_conns" => "accepting_connections", Gauge, "Whether connections are accepted.";
 }
 
-// Numbers of `stats settings`; those of the LRU are shown only while the crawler is on.
+// Figures of `stats settings`; those of the LRU are shown only while the crawler is on.
 lines! { SETTINGS:
     "maxconns" => "max_connections", Gauge, "The maximum number of connections.";
 }
@@ -78,7 +78,7 @@ lines! { LRU_SETTINGS:
     "warm_max_factor" => "lru_crawler_warm_max_factor", Gauge, "The setting of that name; without effect.";
 }
 
-// Numbers of `stats items`, for each size class.
+// Figures of `stats items`, for each size class.
 lines! { ITEMS:
     "number" => "slab_current_items", Gauge, "Items of the size class.";
     "age" => "slab_items_age_seconds", Gauge, "The longest time since an item of the class was read.";
@@ -103,7 +103,7 @@ lines! { ITEMS:
     "age_warm" => "slab_warm_age_seconds", Gauge, "Always 0.";
 }
 
-// Numbers of `stats slabs`, for each size class.
+// Figures of `stats slabs`, for each size class.
 lines! { SLABS:
     "chunk_size" => "slab_chunk_size_bytes", Gauge, "The size of memcached's chunks of the class.";
     "chunks_per_page" => "slab_chunks_per_page", Gauge, "The number of such chunks in a page of 1 MiB.";
@@ -217,7 +217,7 @@ fn by_class(pairs: Vec<Pair>) -> (Vec<(u32, Vec<Pair>)>, Vec<Pair>) {
         let rest = name.strip_prefix("items:").unwrap_or(&name);
         match rest.split_once(':').map(|(class, name)| (class.parse(), name)) {
             Some((Ok(class), name)) => {
-                // In a report, the numbers of a class are adjacent.
+                // In a report, the figures of a class are adjacent.
                 if classes.last().is_none_or(|(last, _)| *last != class) {
                     classes.push((class, Vec::new()));
                 }

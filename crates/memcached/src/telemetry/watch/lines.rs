@@ -98,7 +98,8 @@ impl Watch {
     }
 }
 
-// Lines for a watcher whose connection is encrypted, to which only its worker can write.
+// Lines for a watcher whose connection is encrypted. Only the worker of that connection can write
+// to it.
 //
 // ```text
 //  log thread ── put, if all before has been taken ──► Relay ── take ──► worker ──► TLS ──► client
@@ -183,13 +184,13 @@ pub(super) fn run(watch: &Arc<Watch>) {
 fn wait(watch: &Watch, watchers: &[Watcher]) {
     let mut waited_for = vec![PollFd::new(&watch.waker, PollFlags::IN)];
     let behind = watchers.iter().filter(|watcher| watcher.sent < watcher.buffer.len());
-    // For a watcher without a socket, the worker wakes this thread.
+    // If a watcher has no socket, its worker wakes this thread.
     let sockets = behind.filter_map(|watcher| match &watcher.sink {
         Sink::Socket(socket) => Some(socket),
         Sink::Relay(_) => None,
     });
     waited_for.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::OUT)));
-    // Whatever this returns, everything is checked.
+    // The result does not matter, because everything is checked afterwards.
     let _ = poll(&mut waited_for, None);
     let _ = rustix::io::read(&watch.waker, &mut [0; 8]);
 }
@@ -204,8 +205,8 @@ fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
     let wanted = wanted.fold(0, |all, kinds| all | kinds) & KINDS;
     // The kinds that watchers observe change only under this lock.
     watch.observed.fetch_and(wanted | !KINDS, Ordering::Relaxed);
-    // Stored last, so that a count of 0 implies that no kinds of events are observed for watchers
-    // any more.
+    // The count is stored last, so that a count of 0 implies that no kinds of events are observed
+    // for watchers any more.
     watch.counts.watchers.store(pending.watchers as u64, Ordering::Release);
     if pending.watchers == 0 {
         pending.lines.clear();

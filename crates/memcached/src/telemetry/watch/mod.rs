@@ -212,8 +212,8 @@ impl Watch {
         }
         pending.gid += 1;
         let mut text = String::with_capacity(160);
-        // Microseconds without leading zeroes, as memcached prints them. Writing to a String cannot
-        // fail.
+        // The time has microseconds without leading zeroes, as memcached prints them. Writing to a
+        // String cannot fail.
         let _ = writeln!(text, "ts={}.{} gid={} {rest}", now.as_secs(), now.subsec_micros(), pending.gid);
         if pending.bytes + text.len() > self.pending_bytes_max {
             self.counts.worker_dropped.fetch_add(1, Ordering::Relaxed);
@@ -255,7 +255,7 @@ impl Watch {
     }
 
     fn wake(&self) {
-        // Fails only if the counter is full, in which case the waker is readable anyway.
+        // This fails only if the counter is full, in which case the waker is readable anyway.
         let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 }
