@@ -10,7 +10,7 @@ use crate::load::Target;
 /// Parses a byte count: a number with an optional `KiB`, `MiB` or `GiB` (also `k`, `m`, `g`, all powers of 1024).
 ///
 /// # Errors
-/// The error quotes an argument that is not such a number.
+/// The error quotes an argument of any other form.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(digits_end);
@@ -28,7 +28,7 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
 /// Parses value sizes: one byte count, or `min-max`.
 ///
 /// # Errors
-/// The error quotes an argument that is neither, or whose minimum is above its maximum.
+/// The error quotes an argument that has neither form, or whose minimum is above its maximum.
 pub fn parse_value_bytes(text: &str) -> Result<ValueBytes, String> {
     let (min, max) = text.split_once('-').unwrap_or((text, text));
     let (min, max) = (parse_bytes(min)?, parse_bytes(max)?);
@@ -70,7 +70,7 @@ pub fn parse_share(text: &str) -> Result<f64, String> {
     Ok(share)
 }
 
-/// Parses a server's address: anything with a `/` is a unix socket, everything else `host:port`.
+/// Parses a server's address: text with a `/` is a unix socket, any other text `host:port`.
 ///
 /// # Errors
 /// The error quotes an argument whose host cannot be resolved.

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::server::find_program;
 
-/// valgrind's tool that counts instructions.
+/// Valgrind's tool that counts instructions.
 #[derive(Clone, Debug)]
 pub struct Callgrind {
     valgrind: PathBuf,
@@ -23,13 +23,13 @@ impl Callgrind {
     /// Returns the tool of `valgrind`, a path or a name to look up in `PATH`.
     ///
     /// # Errors
-    /// If it does not exist.
+    /// If the tool does not exist.
     pub fn find(valgrind: &Path) -> Result<Self> {
         Ok(Self { valgrind: find_program(valgrind, "install valgrind, or give its path")? })
     }
 
-    /// Returns the instructions of all threads of a run of this program with `arguments`, from its
-    /// start to its end.
+    /// Runs this program with `arguments`, and returns the instructions of all of its threads, from
+    /// start to end.
     ///
     /// # Errors
     /// If the run fails, or nothing was counted.
@@ -50,8 +50,8 @@ impl Callgrind {
         total(&text).context("callgrind wrote no total")
     }
 
-    /// Returns the instructions per operation: the difference of runs with `2 × count` and `count` operations, whose
-    /// arguments `arguments` returns.
+    /// Returns the instructions per operation: the difference between runs with `2 × count` and
+    /// `count` operations. `arguments` returns the arguments of each run.
     ///
     /// # Errors
     /// As [`of_this_program`](Self::of_this_program).

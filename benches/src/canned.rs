@@ -17,9 +17,9 @@ use anyhow::{Context, Result};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-/// The maximum number of keys answered by one copy; a larger get needs several.
+/// The maximum number of keys in one prepared reply; a larger get needs several replies.
 const KEYS_MAX: usize = 128;
-/// The maximum size of the prepared replies; with large values they cover fewer keys.
+/// The maximum size of a prepared reply; with large values it covers fewer keys.
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// Bytes read per wake-up.
 const READ_BYTES: usize = 256 << 10;
@@ -86,7 +86,7 @@ impl Requests {
         (keys <= replies.keys_max).then(|| replies.values(keys))
     }
 
-    /// Answers every complete command of `bytes` into `out`.
+    /// Appends the replies to all complete commands of `bytes` to `out`.
     fn answer(&mut self, mut bytes: &[u8], replies: &Replies, out: &mut Vec<u8>) -> io::Result<()> {
         loop {
             if self.value_bytes_left > 0 {
@@ -117,7 +117,7 @@ impl Requests {
     }
 }
 
-/// Answers one line; for a set, returns how many bytes follow it.
+/// Appends the reply to one line; for a set, returns how many bytes follow the line.
 fn answer_line(line: &[u8], replies: &Replies, out: &mut Vec<u8>) -> usize {
     if line.starts_with(b"get ") {
         replies.push_values(memchr::memchr_iter(b' ', line).count(), out);
@@ -142,7 +142,7 @@ struct Client {
 }
 
 impl Client {
-    /// Reads once and answers. Returns whether the connection stays open.
+    /// Reads once, and replies to the received commands. Returns whether the connection stays open.
     fn serve(&mut self, buffer: &mut [u8], replies: &Replies) -> io::Result<bool> {
         // A client that does not receive its replies is not read from.
         if self.out.is_empty() {

@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Pins the calling thread, and every thread it starts later, to one core.
+/// Pins the calling thread, and every thread that it starts later, to one core.
 ///
 /// # Errors
 /// Fails if the core does not exist or is not available.
@@ -13,7 +13,7 @@ pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
     restrict_current_thread(&[cpu])
 }
 
-/// Confines the calling thread, and every thread and process it starts later, to some cores.
+/// Confines the calling thread, and every thread and process that it starts later, to some cores.
 ///
 /// # Errors
 /// Fails if one of the cores does not exist, or none is available.
@@ -40,7 +40,7 @@ pub fn usable_cpus() -> io::Result<Vec<usize>> {
 /// Raises the soft limit of open files to the hard one, and returns whether `wanted` descriptors fit.
 ///
 /// # Errors
-/// The error states both numbers if they do not fit.
+/// If the descriptors do not fit, the error states both numbers.
 pub fn reserve_descriptors(wanted: u64) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });

@@ -28,8 +28,8 @@ impl fmt::Display for Figure {
     }
 }
 
-/// A number with suitable precision: none after the point if it is large or an integer, three
-/// decimals if it is small.
+/// A number with suitable precision: no decimals if it is large or an integer, three if it is
+/// small.
 #[derive(Clone, Copy, Debug)]
 pub struct Number(pub f64);
 

@@ -40,9 +40,10 @@ impl ValueBytes {
 /// How thoroughly a value is compared with the stored one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Verify {
-    /// Only its length, for the canned server, whose values have no meaning.
+    /// Only the value's length, for the canned server, whose values have no meaning.
     Length,
-    /// Length, the first and the last 16 bytes: the index-derived stamp and the end.
+    /// The value's length, and its first and last 16 bytes: the stamp derived from the index, and
+    /// the end.
     Ends,
     /// Every byte.
     Full,

@@ -22,7 +22,7 @@ impl CpuClock {
     /// Opens the clock of process `pid`.
     ///
     /// # Errors
-    /// If there is no such process.
+    /// If the process does not exist.
     pub fn of(pid: u32) -> Result<Self> {
         let mut clock_id = 0;
         let pid_raw = libc::pid_t::try_from(pid).context("a process id")?;
@@ -40,7 +40,7 @@ impl CpuClock {
         Self { clock_id: libc::CLOCK_THREAD_CPUTIME_ID }
     }
 
-    /// Returns the CPU time used so far, user and system, of all threads.
+    /// Returns the CPU time that all threads have used so far, in user and kernel mode.
     ///
     /// # Errors
     /// If the process has ended.
@@ -71,7 +71,7 @@ impl Resident {
     /// lag by some pages per thread).
     ///
     /// # Errors
-    /// If there is no such process.
+    /// If the process does not exist.
     pub fn of(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/status");
         let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;

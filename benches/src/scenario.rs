@@ -18,11 +18,12 @@ pub const KEY_BYTES: usize = 20;
 pub enum Measure {
     /// CPU time of the server per key, in a closed loop.
     CpuPerKey,
-    /// 99th percentile of the latency, in an open loop at half of the slower server's maximum.
+    /// 99th percentile of the latency, in an open loop at half of the maximum rate of the slower
+    /// server.
     TailLatency,
 }
 
-/// One load that both servers get.
+/// A load that both servers get.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Scenario {
     /// The name in all outputs.
@@ -37,17 +38,17 @@ pub struct Scenario {
     pub pipeline: usize,
     /// The number of keys in each get.
     pub keys_per_get: usize,
-    /// Share of sets.
+    /// The share of requests that are sets.
     pub set_share: f64,
     /// Value size.
     pub value_bytes: usize,
-    /// Keys, all preloaded.
+    /// The number of keys, all of which are preloaded.
     pub keys: u64,
-    /// Zipf exponent; uniform if absent.
+    /// The Zipf exponent of the key frequencies; without it, all keys are equally frequent.
     pub zipf: Option<f64>,
     /// The maximum acceptable ratio of cached to memcached.
     pub bar: Option<f64>,
-    /// The same after the canned server's figure is subtracted from both.
+    /// The required ratio after the canned server's figure has been subtracted from both figures.
     pub bar_over_floor: Option<f64>,
     /// Through TLS.
     pub is_tls: bool,
@@ -55,7 +56,7 @@ pub struct Scenario {
     pub is_extra: bool,
 }
 
-/// One get of 100 bytes at a time over 50 connections, 100 000 keys.
+/// Single gets of 100-byte values over 50 connections, with 100 000 keys.
 const BASE: Scenario = Scenario {
     name: "",
     measure: Measure::CpuPerKey,
@@ -79,7 +80,7 @@ const TLS: Scenario = Scenario { is_tls: true, bar: Some(0.8), ..BASE };
 /// Like [`BASE`], without a required value, and run only if all scenarios are requested.
 const EXTRA: Scenario = Scenario { is_extra: true, ..BASE };
 
-/// All scenarios, the ones with bars first.
+/// All scenarios. Those with a required value come first.
 pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "one get", bar: Some(0.92), bar_over_floor: Some(0.65), ..BASE },
     Scenario { name: "one set", set_share: 1.0, bar: Some(0.92), bar_over_floor: Some(0.65), ..BASE },

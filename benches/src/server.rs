@@ -38,7 +38,7 @@ pub struct ServerSpec {
     pub program: PathBuf,
     /// The name in the output.
     pub name: String,
-    /// Arguments before the program: valgrind and its options, for example.
+    /// Arguments that precede the program, for example valgrind and its options.
     pub wrapper: Vec<OsString>,
     /// The core to which all of the server's threads are pinned.
     pub cpu: Option<usize>,
@@ -73,7 +73,7 @@ impl ServerSpec {
     /// Returns the same server with TLS.
     ///
     /// # Errors
-    /// If there is no certificate.
+    /// If no certificate can be created.
     pub fn with_tls(&self) -> Result<Self> {
         let mut spec = Self { is_tls: true, ..self.clone() };
         spec.extra.extend(tls::server_flags()?.into_iter().map(OsString::from));
@@ -83,8 +83,8 @@ impl ServerSpec {
     /// Starts the server on a free loopback port and waits until it responds.
     ///
     /// # Errors
-    /// If the server cannot be started, ends immediately (its messages are in the error), or does
-    /// not respond in time.
+    /// If the server cannot be started, exits immediately (the error contains its messages), or
+    /// does not respond in time.
     pub fn start(&self) -> Result<Server> {
         let address = free_address().context("looking for a free port")?;
         let mut words: Vec<OsString> = self.wrapper.clone();
@@ -108,7 +108,7 @@ impl ServerSpec {
     }
 }
 
-/// A running server; dropping it ends it.
+/// A running server. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Server {
     name: String,
@@ -119,8 +119,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts `words[0]` with the other words as arguments, and waits until `address` answers
-    /// `version`.
+    /// Starts the program `words[0]` with the other words as arguments, and waits until `address`
+    /// responds to `version`.
     ///
     /// # Errors
     /// Like [`ServerSpec::start`].
@@ -146,7 +146,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Returns its name in the output.
+    /// Returns the server's name in the output.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -174,7 +174,7 @@ impl Server {
         TextClient::connect(&self.target()).with_context(|| format!("connecting to {}", self.name))
     }
 
-    /// Ends the server by SIGTERM and waits; kills it after thirty seconds.
+    /// Ends the server by SIGTERM, and kills it if it has not exited after thirty seconds.
     ///
     /// # Errors
     /// If the server had to be killed.
@@ -255,7 +255,7 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
 /// could otherwise take it before the program does. Calls in one process return different ports.
 ///
 /// # Errors
-/// If there is none.
+/// If no port is free.
 pub fn free_address() -> io::Result<SocketAddr> {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);

@@ -10,7 +10,7 @@ use crate::statistics::Spread;
 pub struct Row {
     /// The label at the left.
     pub name: String,
-    /// Ratio to memcached; below 1 is better.
+    /// The ratio to memcached; a value below 1 is better.
     pub ratio: Spread,
     /// The highest acceptable ratio.
     pub bar: Option<f64>,

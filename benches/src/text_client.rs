@@ -13,7 +13,7 @@ const REPLY_LIMIT: Duration = Duration::from_secs(30);
 /// The maximum number of lines in a statistics reply.
 const STATS_LINES_MAX: usize = 10_000;
 
-/// A connection that sends one command and reads its lines.
+/// A connection that sends one command at a time and reads the lines of the reply.
 #[derive(Debug)]
 pub struct TextClient {
     reader: BufReader<Stream>,
@@ -62,7 +62,7 @@ impl TextClient {
     /// Returns a number in `stats`.
     ///
     /// # Errors
-    /// If there is no such line, or its value is not a number.
+    /// If the statistic does not exist, or its value is not a number.
     pub fn stat(&mut self, name: &str) -> Result<u64> {
         let stats = self.stats()?;
         let value = stats.get(name).with_context(|| format!("`stats` has no `{name}`"))?;

@@ -16,12 +16,13 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 /// Longest wait for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Bytes read from a socket at once; less than any reader's buffer, so that no plaintext is left behind.
+/// The number of bytes read from a socket in one call. It is less than any reader's buffer, so that
+/// no plaintext is left behind.
 const READ_BYTES: usize = 32 << 10;
-/// Plaintext that is encrypted before it is sent.
+/// The number of plaintext bytes that are encrypted before they are sent.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// A certificate of its own authority, in files for servers.
+/// A certificate, issued by an authority of its own, in files for servers.
 struct Certificate {
     dir: tempfile::TempDir,
     client: Arc<ClientConfig>,
@@ -75,7 +76,7 @@ pub struct TlsStream {
 }
 
 impl TlsStream {
-    /// Connects, and completes the handshake; the socket blocks.
+    /// Connects in blocking mode, and completes the handshake.
     ///
     /// # Errors
     /// The connection error, or the reason why the handshake failed.
@@ -135,7 +136,7 @@ impl Read for TlsStream {
 }
 
 impl Write for TlsStream {
-    /// After `WouldBlock` the same bytes must be passed again.
+    /// After `WouldBlock`, the next call must pass the same bytes.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.owed == 0 {
             self.owed = self.tls.writer().write(&bytes[..bytes.len().min(WRITE_BYTES)])?;
@@ -155,10 +156,10 @@ impl AsFd for TlsStream {
     }
 }
 
-/// Connects this many times, one after the other, and requests the version through each connection.
+/// Opens this many connections, one after the other, and requests the version through each of them.
 ///
 /// # Errors
-/// If one of them fails.
+/// If one of the connections fails.
 pub fn connect_many(address: &SocketAddr, count: usize) -> Result<Vec<TlsStream>> {
     let connect = |_| -> Result<TlsStream> {
         let mut stream = TlsStream::connect(address).context("a handshake")?;

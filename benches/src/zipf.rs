@@ -6,7 +6,7 @@
 
 use rand::Rng;
 
-/// A sampler of ranks; cheap to copy, keeps no random state.
+/// A sampler of ranks. It is cheap to copy, and keeps no random state.
 #[derive(Clone, Copy, Debug)]
 pub struct Zipf {
     count: f64,

@@ -21,7 +21,7 @@ impl Witness {
         Self { conn, slowest: Duration::ZERO, served: 0 }
     }
 
-    /// Requests the item and measures the time.
+    /// Requests the item, and measures the time until the reply.
     ///
     /// # Panics
     /// If the reply is wrong or late.
@@ -75,7 +75,7 @@ impl Resident for Daemon {
     }
 }
 
-/// Resident memory of a server before an abuse.
+/// The resident memory of a server before an abuse.
 pub struct Memory {
     before_kib: u64,
 }

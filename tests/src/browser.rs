@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::outside::{find_program, skip};
 
-/// The time limit for one response of the browser, and for a page to fulfil a condition. Generous,
-/// because the machine may be busy.
+/// The time limit for one response of the browser, and for a page to fulfil a condition. It is
+/// generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(180);
 
 /// The size of a window, and the user's preferences that are visible to the page.
@@ -60,7 +60,7 @@ impl Browser {
     /// Starts the browser. Returns `None`, with a message, if it is not installed.
     ///
     /// # Panics
-    /// If the browser does not start; with `CACHED_REQUIRE_ALL=1`, also if it is not installed.
+    /// If the browser does not start. With `CACHED_REQUIRE_ALL=1`, also if it is not installed.
     pub fn start(test: &str) -> Option<Browser> {
         let Some(program) = find_program("chromium") else {
             skip(test, "chromium is not installed");
@@ -293,7 +293,7 @@ impl Browser {
         self.resize(viewport, viewport.height);
     }
 
-    /// Writes a picture of what the window shows as PNG.
+    /// Writes a picture of the window's visible part as PNG.
     pub fn screenshot_of_window(&mut self, to: &Path) {
         let picture = self.call("Page.captureScreenshot", json!({ "format": "png" }));
         let data = decode_base64(picture["data"].as_str().expect("a picture"));

@@ -15,8 +15,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster below `parent`. Returns `None`, and prints that `test` is skipped, if Ceph is not
-    /// installed.
+    /// Starts a cluster below `parent`. If Ceph is not installed, returns `None`, and prints that
+    /// `test` is skipped.
     ///
     /// # Panics
     /// If the cluster does not start.
@@ -24,7 +24,8 @@ impl Cluster {
         Self::up_on("bluestore", test, parent)
     }
 
-    /// Like [`Self::up`], with an OSD that keeps its data in memory, for tests that kill no daemon.
+    /// Starts a cluster as [`Self::up`] does, with an OSD that keeps its data in memory, for tests
+    /// that kill no daemon.
     ///
     /// # Panics
     /// If the cluster does not start.
@@ -61,7 +62,7 @@ impl Cluster {
     /// Runs `ceph-dev` with a command for this cluster.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub fn dev(&self, command: &str, arguments: &[&str]) {
         self.try_dev(command, arguments).unwrap_or_else(|problem| panic!("{problem}"));
     }

@@ -20,7 +20,7 @@ pub struct Run {
     /// The seed of random choices
     #[arg(long, default_value_t = rand::random::<u32>().into())]
     pub seed: u64,
-    /// The server to test; this workspace's `cached` if none is given
+    /// The server to test; the default is this workspace's `cached`
     #[arg(long, value_parser = full_path)]
     pub server: Option<PathBuf>,
 }
@@ -39,7 +39,7 @@ impl Run {
     }
 }
 
-/// Returns the full path of a program: servers run in directories of their own.
+/// Returns the full path of a program, because servers run in directories of their own.
 ///
 /// # Errors
 /// If the program does not exist.

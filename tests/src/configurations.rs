@@ -24,7 +24,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Returns whether there are no clients other than those that are checked or compared.
+    /// Returns whether all clients are checked or compared.
     pub fn is_alone(&self) -> bool {
         self.lossless && !self.flushes && self.half_sent == 0 && self.floods == 0
     }

@@ -15,8 +15,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// The time limit for an expected reply. Generous, because the machine may be busy, and a hang
-/// fails anyway.
+/// The time limit for an expected reply. It is generous, because the machine may be busy, and a
+/// hang fails anyway.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The number of sent bytes kept for failure messages.

@@ -27,9 +27,9 @@ const SEED: u64 = 0x00ca_c4ed;
 /// The two kinds of items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Items {
-    /// Keys of 8 bytes, values of 64.
+    /// Keys of 8 bytes and values of 64 bytes.
     Small,
-    /// Keys of 20 bytes, values of 100.
+    /// Keys of 20 bytes and values of 100 bytes.
     Medium,
 }
 
@@ -80,7 +80,7 @@ impl Tally {
     }
 }
 
-/// Requests, drawn in advance so that drawing them does not count.
+/// A sequence of requests, drawn before the measurement begins.
 pub(crate) struct Load {
     pub(crate) items: Items,
     /// A rank, and a bit that marks a set.
@@ -103,7 +103,7 @@ impl Load {
     /// Runs `ops` requests, starting at request `from`.
     ///
     /// # Errors
-    /// If a value does not belong to its key; the run then has no result.
+    /// If a value does not belong to its key, which makes the run void.
     pub(crate) fn run<S: Subject>(&self, subject: &S, from: usize, ops: usize) -> Result<Tally> {
         match self.items {
             Items::Small => self.run_sized::<S, 8, 64>(subject, from, ops),
@@ -151,7 +151,7 @@ impl Load {
     /// requests and its own core.
     ///
     /// # Errors
-    /// As for [`Load::run`], and if there are fewer cores than threads.
+    /// Returns the errors of [`Load::run`], and an error if there are fewer cores than threads.
     pub(crate) fn time<S: Subject>(
         &self,
         subject: &S,

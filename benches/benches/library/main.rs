@@ -52,9 +52,9 @@ struct Row {
 /// The way in which a get returns the value. Only equal ways are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// As a copy owned by the caller.
+    /// A copy of the value, owned by the caller.
     Copy,
-    /// Read in place (or shared by a reference count).
+    /// The value in place (or shared by a reference count).
     Borrow,
 }
 

@@ -17,7 +17,8 @@ pub(crate) trait Subject: Sized + Sync {
     /// The name in the table.
     const NAME: &'static str;
 
-    /// Returns the capacity with which a hundred thousand items fit: a number of items, or bytes.
+    /// Returns the capacity at which a hundred thousand items fit, as a number of items or of
+    /// bytes.
     fn room(_load: &Load) -> Result<u64> {
         Ok(ENTRIES)
     }
@@ -50,7 +51,8 @@ fn kv_room<S: Subject>(load: &Load) -> Result<u64> {
     bail!("no arena holds a hundred thousand items of {}", items.name())
 }
 
-/// Our store, copying values; with a CAS value in each item or, like the others, without.
+/// This project's store, copying values; with a CAS value in each item or, like the other caches,
+/// without.
 pub(crate) struct KvCopy<const CAS: bool>(Kv);
 
 impl<const CAS: bool> Subject for KvCopy<CAS> {
@@ -78,7 +80,7 @@ impl<const CAS: bool> Subject for KvCopy<CAS> {
     }
 }
 
-/// Our store, reading values in place.
+/// This project's store, reading values in place.
 pub(crate) struct KvBorrow<const CAS: bool>(KvCopy<CAS>);
 
 impl<const CAS: bool> Subject for KvBorrow<CAS> {

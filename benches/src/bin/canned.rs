@@ -8,7 +8,7 @@ use cached_benches::canned::{Replies, serve};
 use cached_benches::cpu;
 use clap::Parser;
 
-/// A memcached with one fixed reply. Load it with `load --verify length`.
+/// A memcached with one fixed reply. Use `load --verify length` with it.
 #[derive(Parser)]
 #[command(name = "canned", version)]
 struct Options {

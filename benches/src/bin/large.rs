@@ -79,8 +79,8 @@ fn names(size: usize) -> impl Iterator<Item = String> {
     (0..ROUND_BYTES / (size + 64)).map(move |n| format!("large-{size}-{n}"))
 }
 
-/// For every size, the same gigabyte of source is read once: a value that stays in the CPU cache
-/// would make small sizes look better.
+/// For every size, each round reads the same gigabyte of source data: a value that stays in the CPU
+/// cache would make small sizes look faster.
 fn store(kv: &Kv, size: usize, source: &[u8]) -> Result<Duration, Box<dyn std::error::Error>> {
     let start = Instant::now();
     for (name, value) in names(size).zip(source.chunks(size)) {

@@ -75,7 +75,7 @@ const LOADS: [Load; 6] = [
 
 /// The index of the server with which the others are compared.
 const BASE: usize = 1;
-/// The longest wait for a server to answer.
+/// The longest time that a server may take to respond.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
@@ -186,7 +186,7 @@ struct Disk {
     server: Server,
     uri: String,
     disk_mib: u64,
-    /// Keeps the disk in use.
+    /// The connection that keeps the disk in use.
     _connection: UnixStream,
 }
 

@@ -25,7 +25,7 @@ struct Options {
     /// Operations of the shorter of the two runs.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=10_000_000))]
     operations: u64,
-    /// Act as the measured program, with the number of prefixes, the operation, and the number of
+    /// Act as the measured process, with the number of prefixes, the operation, and the number of
     /// operations; for internal use.
     #[arg(long, hide = true, num_args = 3, value_names = ["PREFIXES", "OPERATION", "COUNT"])]
     counted: Option<Vec<String>>,
@@ -36,11 +36,11 @@ struct Options {
 enum Operation {
     /// A get of a key without a flushed prefix.
     Get,
-    /// A set of such a key, replacing a value of the same size.
+    /// A set of a key with a flushed prefix, which replaces a value of the same size.
     Set,
-    /// A get of a key with a flushed prefix that was stored again.
+    /// A get of a key with a flushed prefix, stored again after the flush.
     GetMarked,
-    /// A set of such a key.
+    /// A set of a key with a flushed prefix, stored again after the flush.
     SetMarked,
 }
 

@@ -57,7 +57,7 @@ const VALUE: [u8; 100] = [b'v'; 100];
 const ITEM_BYTES: u64 = 220;
 /// Additional memory, because memcached gives a page to each item size.
 const BASE_BYTES: u64 = 64 << 20;
-/// The longest wait for a server to answer after its start, and to end.
+/// The longest time that a server may take to respond after its start, and to exit.
 const START_STOP_LIMIT: Duration = Duration::from_secs(600);
 /// The pause between an end and the next start, because memcached compares whole seconds.
 const PAUSE: Duration = Duration::from_millis(2_100);
@@ -199,7 +199,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts a server; returns it, its address, and how long it took to answer.
+/// Starts a server. Returns the server, its address, and the time until its first response.
 fn start(program: &Path, file: &Path, items: u64) -> Result<(Running, SocketAddr, Duration)> {
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let begun = Instant::now();

@@ -66,7 +66,8 @@ pub enum Target {
 pub enum KeyChoice {
     /// Every key equally often.
     Uniform,
-    /// Rank k with a frequency of k to the power of minus this; ranks are scattered over the indexes.
+    /// Zipf: rank k has a frequency of k to the power of minus this exponent; ranks are scattered
+    /// over the indexes.
     Zipf(f64),
     /// Sequential, each thread in its own part.
     Sequential,
@@ -75,9 +76,10 @@ pub enum KeyChoice {
 /// When requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrival {
-    /// After the connection's previous requests have been answered.
+    /// After the previous requests on the same connection have been answered.
     Closed,
-    /// At this many requests per second, all connections together, whatever the server does.
+    /// At this many requests per second, all connections together, however fast the server
+    /// responds.
     Open {
         /// Requests per second.
         requests_per_s: f64,
@@ -105,7 +107,7 @@ pub enum Limit {
 pub struct Expiry {
     /// Seconds to live; 0 means that items do not expire.
     pub seconds: u32,
-    /// Only keys of odd index expire.
+    /// Whether only keys with an odd index expire.
     pub odd_only: bool,
 }
 
@@ -152,8 +154,8 @@ pub struct LoadSpec {
 }
 
 impl LoadSpec {
-    /// Returns a closed loop of single uniform gets for one second over 50 connections, the base of
-    /// most scenarios.
+    /// Returns a closed loop of single uniform gets for one second over 50 connections, on which
+    /// most scenarios are based.
     pub fn new(target: Target, keys: KeySpace) -> Self {
         Self {
             target,
@@ -277,17 +279,17 @@ pub struct PreloadReport {
     pub stored: u64,
     /// The number of sets that the server refused.
     pub refused: u64,
-    /// The number of keys found with the correct value when all keys were read afterwards.
+    /// The number of keys that still had the correct value when all keys were read afterwards.
     pub found: u64,
     /// The number of keys that were not found.
     pub missing: u64,
 }
 
-/// Sets every key of `spec` once, in order, then gets every key once and checks each value.
+/// Sets every key of `spec` once, in order; then gets every key once, and checks each value.
 ///
 /// # Errors
-/// As for [`run`]. A missing key is not an error here, because only the caller knows whether all of
-/// them should fit.
+/// Returns the errors of [`run`]. A missing key is not an error here, because only the caller knows
+/// whether all of them should fit.
 pub fn preload(spec: &LoadSpec) -> Result<PreloadReport> {
     let stored = run(&sweep(spec, true))?;
     let found = run(&sweep(spec, false))?;
@@ -299,7 +301,7 @@ pub fn preload(spec: &LoadSpec) -> Result<PreloadReport> {
     })
 }
 
-/// Sets every key once, without reading them back.
+/// Sets every key once, without reading the values back.
 ///
 /// # Errors
 /// Like [`run`].
@@ -334,8 +336,8 @@ fn sweep(spec: &LoadSpec, is_set: bool) -> LoadSpec {
     }
 }
 
-/// Returns the share of `thread` in a division of `count` among `threads`: consecutive, and as even
-/// as possible.
+/// Returns the part of `thread` in a division of `count` among `threads`. The parts are
+/// consecutive, and as equal as possible.
 fn part(count: u64, thread: usize, threads: usize) -> std::ops::Range<u64> {
     let (thread, threads) = (thread as u128, threads as u128);
     let cut = |place: u128| (u128::from(count) * place / threads) as u64;

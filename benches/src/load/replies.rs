@@ -17,7 +17,7 @@ use crate::protocol::{HEAD_BYTES_MAX, Head, HeadError, Protocol};
 /// A request whose reply has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Done {
-    /// When the request was sent, or due in an open loop.
+    /// When the request was sent or, in an open loop, when it was due.
     pub(super) started_ns: u64,
     /// Whether the request is a set; otherwise it is a get.
     pub(super) is_set: bool,
@@ -44,7 +44,7 @@ pub(super) enum ReplyError {
         /// The request.
         is_set: bool,
     },
-    /// A value for a key that this request did not ask for, or a value out of order.
+    /// A value for a key that was not requested, or a value out of order.
     #[error("a value of a key that was not asked for: {0}")]
     WrongKey(String),
     /// A value of the wrong length.
@@ -88,7 +88,7 @@ struct Body {
     value_bytes: usize,
 }
 
-/// The reading side of one connection.
+/// The receiving side of one connection.
 #[derive(Debug)]
 pub(super) struct ReplyReader {
     protocol: Protocol,
@@ -229,8 +229,8 @@ impl ReplyReader {
         }
     }
 
-    /// Returns the index of the key whose value arrives: the next requested one that matches `key`;
-    /// those before it are misses.
+    /// Returns the index of the key whose value arrives: the next requested key that equals `key`.
+    /// The keys before it are misses.
     fn next_index(&mut self, key: Option<&[u8]>, keys: &KeySpace) -> Result<u64, ReplyError> {
         let verify = self.verify;
         let front = self.pending.front_mut().ok_or(ReplyError::Unasked)?;
@@ -304,7 +304,7 @@ mod tests {
         value
     }
 
-    /// Returns the replies to: get 1 (hit), get 2 3 4 (3 missing), get 5 (miss), set 6, set 7
+    /// Returns these replies: get 1 (hit), get 2 3 4 (3 missing), get 5 (miss), set 6, set 7
     /// (refused).
     fn stream(protocol: Protocol) -> Vec<u8> {
         let mut out = Vec::new();

@@ -15,11 +15,11 @@ pub struct Latency {
     pub mean_us: f64,
     /// Median.
     pub p50_us: f64,
-    /// 90 % are at or below.
+    /// 90 % of the latencies are at or below this value.
     pub p90_us: f64,
-    /// 99 % are at or below.
+    /// 99 % of the latencies are at or below this value.
     pub p99_us: f64,
-    /// 99.9 % are at or below.
+    /// 99.9 % of the latencies are at or below this value.
     pub p999_us: f64,
     /// The longest.
     pub max_us: f64,
@@ -47,7 +47,8 @@ pub struct LoadReport {
     pub misses: u64,
     /// Requests due in an open loop that were not answered within five seconds after the end.
     pub unanswered: u64,
-    /// Requests per second.
+    /// The requests of an open loop that were due but not answered within five seconds after its
+    /// end.
     pub requests_per_s: f64,
     /// Keys per second.
     pub keys_per_s: f64,

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 pub enum ArrivalKind {
     /// Equal gaps.
     Fixed,
-    /// Exponential gaps, as from many independent users.
+    /// Exponentially distributed gaps, as between requests of many independent users.
     Poisson,
 }
 
@@ -23,8 +23,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Creates a schedule with `arrivals_per_s` on average. `phase` (0 to 1) shifts the first one,
-    /// so that threads do not send at the same moment.
+    /// Creates a schedule with `arrivals_per_s` on average. `phase` (0 to 1) delays the first
+    /// arrival, so that the threads do not send simultaneously.
     pub(super) fn new(kind: ArrivalKind, arrivals_per_s: f64, phase: f64, seed: u64) -> Self {
         let gap_ns = 1e9 / arrivals_per_s;
         Self { kind, gap_ns, next_ns: gap_ns * phase, random: SmallRng::seed_from_u64(seed) }

@@ -24,7 +24,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Connects; the socket blocks.
+    /// Connects in blocking mode.
     ///
     /// # Errors
     /// The connection error, or a timeout after five seconds (TCP).
@@ -43,7 +43,7 @@ impl Stream {
     /// Switches between waiting and returning `WouldBlock`.
     ///
     /// # Errors
-    /// Passes on the kernel's refusal.
+    /// Returns the kernel's error.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.set_nonblocking(nonblocking),
@@ -55,7 +55,7 @@ impl Stream {
     /// Limits how long a blocking read or write waits.
     ///
     /// # Errors
-    /// Passes on the kernel's refusal.
+    /// Returns the kernel's error.
     pub fn set_wait_limit(&self, limit: Duration) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => {

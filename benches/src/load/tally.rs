@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 
 use super::replies::Done;
 
-/// The longest latency that is distinguished. Longer ones are recorded as this one.
+/// The longest latency that is distinguished. Longer latencies count as this one.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 /// Significant decimal digits of a latency.
 const LATENCY_DIGITS: u8 = 3;

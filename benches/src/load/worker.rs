@@ -31,8 +31,8 @@ const EVENTS_MAX: usize = 256;
 const READ_BYTES: usize = 256 << 10;
 /// The longest sleep, so that the ends of spans and stalls are noticed.
 const SLEEP_NS_MAX: u64 = 50_000_000;
-/// The most requests in progress on one connection in an open loop. Later ones wait, which counts
-/// towards their latency.
+/// The maximum number of requests in progress on one connection in an open loop. Further requests
+/// wait, which counts towards their latency.
 const OPEN_PENDING_MAX: usize = 128;
 /// Longest wait for outstanding replies after the measured span.
 const DRAIN_NS_MAX: u64 = 5_000_000_000;
@@ -43,9 +43,9 @@ pub(super) struct Outcome {
     pub(super) tally: Tally,
     /// Length of the counted span.
     pub(super) window_ns: u64,
-    /// CPU time of the server in it; only from the first thread.
+    /// CPU time of the server in the counted span; only the first thread has it.
     pub(super) server_cpu_ns: Option<u64>,
-    /// CPU time of this thread in it.
+    /// CPU time of this thread in the counted span.
     pub(super) client_cpu_ns: u64,
     /// Requests due in the counted span that were never answered (open loop).
     pub(super) unanswered: u64,
@@ -80,7 +80,7 @@ pub(super) struct Worker<'a> {
     failed: &'a AtomicBool,
     tally: Tally,
     phase: Phase,
-    /// First and last moment counted, in nanoseconds since `base`.
+    /// The first and last time of the counted span, in nanoseconds since `base`.
     window: (u64, u64),
     opened: Option<Edge>,
     closed: Option<Edge>,
@@ -240,7 +240,7 @@ impl<'a> Worker<'a> {
         free.next()
     }
 
-    /// Records requests that were never answered with their latency so far, and counts them.
+    /// Records the latency so far of requests that were never answered, and counts them.
     fn give_up(&mut self, schedule: &mut Schedule, now_ns: u64) -> u64 {
         let (start_ns, end_ns) = self.window;
         let mut unanswered = 0;
@@ -281,8 +281,8 @@ impl<'a> Worker<'a> {
         self.send(place, false)
     }
 
-    /// Sends what can be sent, and asks for a wake-up if the socket is full (`was_full`: it was
-    /// full before).
+    /// Sends as much as the socket accepts, and requests a wake-up if the socket is full
+    /// (`was_full`: it was full before).
     fn send(&mut self, place: usize, was_full: bool) -> Result<()> {
         let connection = &mut self.connections[place];
         let is_full = connection.send().with_context(|| format!("connection {place}"))?;

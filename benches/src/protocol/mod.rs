@@ -17,7 +17,7 @@ mod text;
 
 use crate::keyspace::KeySpace;
 
-/// The maximum length of a head: a key of 250 bytes with everything around it, or an error line.
+/// The maximum length of a head: a key of 250 bytes with the fields around it, or an error line.
 pub const HEAD_BYTES_MAX: usize = 1024;
 
 /// The protocol of a connection.
@@ -35,7 +35,7 @@ pub enum Protocol {
 /// One step of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head<'a> {
-    /// `value_bytes` bytes of value follow, then [`Protocol::trailer`].
+    /// A value of `value_bytes` bytes follows, then [`Protocol::trailer`].
     Value {
         /// The key, if the reply repeats it.
         key: Option<&'a [u8]>,
@@ -55,8 +55,8 @@ pub enum Head<'a> {
 /// Bytes that are not a valid reply.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HeadError {
-    /// A complete head that is not expected; this includes `CLIENT_ERROR`, which means that the
-    /// request was invalid.
+    /// A complete but unexpected head. This includes `CLIENT_ERROR`, which means that the request
+    /// was invalid.
     #[error("unexpected reply: {0}")]
     Unexpected(String),
 }
@@ -77,7 +77,7 @@ impl Protocol {
         }
     }
 
-    /// Appends a set of `index` to its value, to expire after `expiry_s` seconds (0: never).
+    /// Appends a set of `index` to its value, which expires after `expiry_s` seconds (0: never).
     pub fn push_set(self, keys: &KeySpace, index: u64, expiry_s: u32, out: &mut Vec<u8>) {
         match self {
             Self::Text => text::push_set(keys, index, expiry_s, out),
@@ -98,8 +98,8 @@ impl Protocol {
         }
     }
 
-    /// Returns whether the value is the last part of the reply to a single-key get (text sends
-    /// `END` after it).
+    /// Returns whether the value is the last part of the reply to a single-key get; in the text
+    /// protocol, `END` follows it.
     pub fn value_is_last(self) -> bool {
         !matches!(self, Self::Text)
     }

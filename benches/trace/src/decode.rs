@@ -12,13 +12,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use cached_benches::files::read_plain_or_zst;
 
-/// Requests for objects numbered from 0 in the order in which they first appear.
+/// A sequence of requests for objects that are numbered from 0 in the order of their first request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Trace {
     /// The file's name without its extensions.
     pub(crate) name: String,
     pub(crate) requests: Vec<u32>,
-    /// If the file has sizes, the size of every object, at least 1: the largest seen.
+    /// If the file has sizes, the size of every object: the largest size of its requests, and at
+    /// least 1.
     pub(crate) object_bytes: Option<Vec<u64>>,
     /// The number of distinct objects.
     pub(crate) objects: usize,
@@ -136,9 +137,9 @@ impl<K: Hash + Eq> Numbers<'_, K> {
     }
 }
 
-/// Returns sizes for a trace without sizes: equal for a key in every run, between 64 B and 64 KiB,
-/// with 0.6 times as many in each octave as in the next smaller one: many small, few large, with a
-/// mean of about 1 KiB.
+/// Returns sizes for a trace without sizes. A key has the same size in every run, between 64 B and
+/// 64 KiB. Each octave has 0.6 times as many keys as the next smaller one, so the mean is about 1
+/// KiB.
 pub(crate) fn synthetic_bytes(objects: usize) -> Vec<u64> {
     (0..objects as u64)
         .map(|object| {

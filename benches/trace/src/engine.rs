@@ -17,7 +17,7 @@ use crate::decode::Trace;
 
 /// The approximate size of an arena: 256 regions of the minimum size.
 const ARENA_BYTES: u64 = 16 << 20;
-/// The range of entry sizes: from 100 bytes of key and value to the largest in one piece.
+/// The range of entry sizes, from 100 bytes of key and value to the largest entry in one piece.
 const ENTRY_BYTES_MIN: u64 = 128;
 const ENTRY_BYTES_MAX: u64 = 4 << 10;
 /// Header of an item without CAS and expiry, and the key.
@@ -100,7 +100,8 @@ pub(crate) struct Replay {
     pub(crate) regions_walked: u64,
 }
 
-/// Replays a trace: a miss stores the object. Never inlined, so that a profiler shows it separately.
+/// Replays a trace, and stores an object after each miss. The function is never inlined, so that a
+/// profiler shows it separately.
 #[inline(never)]
 pub(crate) fn replay(trace: &Trace, scale: &Scale, policy: &str) -> Result<Replay> {
     let kv = scale.store(policy, 1.0, false)?;

@@ -66,8 +66,8 @@ fn popularity(exponent: f64, mut name: impl FnMut(u64, u64) -> u64) -> Vec<u64> 
     (0..REQUESTS as u64).map(|at| name(zipf.sample(&mut random), at)).collect()
 }
 
-/// Returns requests, four of five of which repeat the object requested a number of requests ago;
-/// small numbers are more likely (Pareto).
+/// Returns requests of which four in five repeat an object that was requested a number of requests
+/// earlier. Small numbers are more likely (Pareto).
 fn recency(exponent: f64) -> Vec<u64> {
     let mut random = random(2);
     let mut requests: Vec<u64> = Vec::with_capacity(REQUESTS);
@@ -85,7 +85,7 @@ fn recency(exponent: f64) -> Vec<u64> {
     requests
 }
 
-/// Returns requests for every object twice, with `distance` others between the two.
+/// Returns two requests for every object, with `distance` other requests in between.
 fn twice(distance: usize) -> Vec<u64> {
     let mut waiting = VecDeque::new();
     (0..)

@@ -48,7 +48,7 @@ struct Options {
     /// Memory, as shares of the working set.
     #[arg(long, value_delimiter = ',', default_value = "0.1%,1%,10%,30%", value_parser = parse_share)]
     sizes: Vec<f64>,
-    /// Count bytes, not objects: the file's sizes, or synthetic ones between 64 B and 64 KiB.
+    /// Count bytes instead of objects: the file's sizes, or synthetic ones between 64 B and 64 KiB.
     #[arg(long)]
     bytes: bool,
     /// Compare the miss ratios that the engine predicts for other amounts of memory with real runs;
@@ -56,11 +56,10 @@ struct Options {
     /// memory.
     #[arg(long)]
     predict: bool,
-    /// With --predict: all traces at once, each in a namespace of one cache.
+    /// With --predict: replay all traces together, each in a namespace of one cache.
     #[arg(long, requires = "predict")]
     mixed: bool,
-    /// With --predict: through the object cache, where each number of the trace is a bucket of 4
-    /// KiB.
+    /// With --predict: use the object cache, where each number of the trace is a bucket of 4 KiB.
     #[arg(long, requires = "predict")]
     objects: bool,
     /// The published figures to print for comparison, `miss-ratios.csv`.

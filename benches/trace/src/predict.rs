@@ -7,11 +7,11 @@ use crate::decode::Trace;
 use crate::engine::{Scale, replay_into};
 use crate::report::size_name;
 
-/// The number of requests after which the samples are simulated: fewer than the capacity of a
+/// The number of requests after which the samples are simulated. It is below the capacity of a
 /// thread's queue.
 pub(crate) const DRAIN_REQUESTS: u64 = 512;
 
-/// Returns the maximum acceptable error at a factor; none if the error is only shown.
+/// Returns the maximum acceptable error at a factor; `None` if the error is only shown.
 pub(crate) fn bar(factor: f64) -> Option<f64> {
     match factor {
         1.0 => Some(0.01),
@@ -20,8 +20,8 @@ pub(crate) fn bar(factor: f64) -> Option<f64> {
     }
 }
 
-/// Prints both for each share of the working set and each policy; returns the number of predictions
-/// with an unacceptable error.
+/// Prints predictions and real runs for each share of the working set and each policy. Returns the
+/// number of predictions with an unacceptable error.
 pub(crate) fn compare(trace: &Trace, sizes: &[f64], policies: &[&str]) -> Result<usize> {
     let mut wrong = 0;
     for size in sizes {

@@ -25,7 +25,7 @@ const OBJECT_BYTES: usize = OBJECT_BUCKETS as usize * BUCKET_BYTES as usize;
 /// known only from the sample.
 const NAMESPACE_BAR: f64 = 0.02;
 
-/// A request: the number of its namespace, and the requested number in it.
+/// A request: the number of its namespace, and the requested number within it.
 type Request = (usize, u32);
 
 /// Returns the requests of several traces, each spread over the whole time.
@@ -43,7 +43,7 @@ fn interleave(traces: &[Trace]) -> Vec<Request> {
 
 /// A cache that counts the misses of each namespace.
 trait Cache {
-    /// Requests a number, and stores it after a miss.
+    /// Requests a number, and stores its value after a miss.
     fn ask(&mut self, request: Request) -> Result<()>;
     /// Simulates the samples of the first `requests` requests.
     fn take_samples(&self, requests: u64);
@@ -52,7 +52,7 @@ trait Cache {
     fn misses(&self) -> Vec<u64>;
 }
 
-/// Items: a key is `N:` and the number.
+/// Items with keys of the form `N:` and the number.
 struct Items {
     kv: Kv,
     value: Vec<u8>,

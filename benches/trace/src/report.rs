@@ -4,13 +4,13 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-/// One policy on one trace at one size.
+/// The results of one policy on one trace at one size.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) trace: String,
     /// The requested share of the working set.
     pub(crate) size: f64,
-    /// Objects, or bytes in byte mode.
+    /// The capacity in objects, or in byte mode in bytes.
     pub(crate) capacity: u64,
     pub(crate) policy: String,
     pub(crate) miss_ratio: f64,
@@ -18,14 +18,15 @@ pub(crate) struct Outcome {
     pub(crate) lru: f64,
     pub(crate) optimum: f64,
     pub(crate) published: Option<f64>,
-    /// Nanoseconds per request, affected by the machine's load; only an indication.
+    /// Nanoseconds per request. This depends on the machine's load, so it is only an indication.
     pub(crate) ns_per_request: f64,
     /// The number of regions that the engine scanned.
     pub(crate) regions_walked: Option<u64>,
 }
 
 impl Outcome {
-    /// Returns the closed share of the gap between LRU and the optimum; `None` if there is no gap.
+    /// Returns the share of the gap between LRU and the optimum that the policy closes; `None` if
+    /// there is no gap.
     pub(crate) fn gap_closed(&self) -> Option<f64> {
         let gap = self.lru - self.optimum;
         (gap > 1e-9).then(|| (self.lru - self.miss_ratio) / gap)
@@ -65,7 +66,7 @@ pub(crate) fn size_name(size: f64) -> String {
 }
 
 /// Prints the mean share of the gap that each policy closes at each size, over all traces, and the
-/// policy's worst case.
+/// policy's worst result.
 pub(crate) fn print_summary(outcomes: &[Outcome]) {
     let (policies, sizes) = (policies(outcomes), sizes(outcomes));
     println!("\nmean share of the LRU-optimum gap closed, over the traces; and the worst against LRU");
@@ -117,7 +118,7 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 92.0;
 const ROW: f64 = 26.0;
 const BOTTOM: f64 = 40.0;
-/// Shares of the gap at the ends of the scale; values beyond are drawn at the end.
+/// The shares of the gap at the ends of the scale. A value outside the scale is drawn at its end.
 const SCALE: (f64, f64) = (-0.4, 0.8);
 const COLOURS: [&str; 12] = [
     "#7b8794", "#b0b8c1", "#8d6e63", "#5a83b5", "#26a69a", "#d9822b", "#8e44ad", "#3e8e6f", "#c0a016",

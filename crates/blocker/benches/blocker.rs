@@ -41,7 +41,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Answers at once, always with the same bytes: like a hit, but without a cache.
+/// A blocker that replies immediately, always with the same bytes, like a hit in a cache without
+/// its cost.
 struct Hit {
     data: Segments,
     events: EventHub,
@@ -88,7 +89,7 @@ fn object(index: u64) -> ObjectId {
     ObjectId::new(Namespace::new("bench").unwrap(), Name::new(format!("object-{index:02}")).unwrap())
 }
 
-/// Takes the answer as a server does: a future only if there is something to wait for.
+/// Takes the reply as a server does, with a future only if there is something to wait for.
 fn answer<T: Unpin>(reply: Reply<T>) -> T {
     match reply {
         Reply::Ready(answer) => answer.unwrap(),

@@ -278,7 +278,7 @@ fn an_address_in_use_is_named() {
     );
 }
 
-/// Another process continues with the same socket, and accepts connections only on request.
+/// Another process continues with the same socket, and accepts connections only when told to.
 #[test]
 fn sockets_are_passed_on_and_held() {
     let mut first = start(|_| {});

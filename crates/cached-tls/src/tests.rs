@@ -15,8 +15,8 @@ fn write_pair(dir: &Path, name: &str) -> (String, String) {
     (chain, key.serialize_pem())
 }
 
-/// Replaces a file as tools that renew certificates do. Its inode changes, so the resolution of the
-/// file system's times does not matter.
+/// Replaces a file as tools that renew certificates do. The inode changes, so the resolution of the
+/// file system's timestamps does not matter.
 fn replace(path: &Path, text: impl AsRef<[u8]>) {
     let draft = path.with_extension("draft");
     fs::write(&draft, text).expect("a file");
@@ -104,7 +104,8 @@ fn a_key_of_another_certificate_is_refused_and_the_old_pair_stays() {
     assert!(Arc::ptr_eq(&first.ticketer, &fresh.ticketer), "tickets outlive a certificate");
 }
 
-/// As a setting this is a mistake; a separate listener (`mtls:`) starts, and serves no client.
+/// In the settings, such a certificate is a mistake. A separate listener (`mtls:`) starts
+/// nevertheless, and serves no client.
 #[test]
 fn certificates_that_nothing_can_verify_are_required_by_single_listeners_only() {
     let dir = tempfile::tempdir().expect("a directory");

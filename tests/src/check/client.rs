@@ -19,9 +19,9 @@ pub enum Speaks {
 pub enum Answer {
     /// The change was made.
     Done,
-    /// A condition did not hold: there was no item.
+    /// A condition did not hold, because there was no item.
     Absent,
-    /// A condition did not hold: there was another item.
+    /// A condition did not hold, because there was another item.
     Other,
     /// There is no memory for the item.
     NoMemory,
@@ -60,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Appends to a value. A failure for any reason gives [`Answer::Other`].
+    /// Appends to a value. Any failure yields [`Answer::Other`].
     pub fn append(&mut self, key: &str, value: &[u8]) -> Answer {
         let bytes = value.len();
         match self.speaks {
@@ -81,7 +81,7 @@ impl Client {
         }
     }
 
-    /// Gives a value a new expiry.
+    /// Sets a new expiry for a value.
     pub fn touch(&mut self, key: &str, exptime: u32) -> Answer {
         match self.speaks {
             Speaks::Text => self.change(&format!("touch {key} {exptime}"), None),
@@ -96,7 +96,7 @@ impl Client {
     /// Adds one to a number.
     ///
     /// # Errors
-    /// The reason why it failed.
+    /// The reason for the failure.
     pub fn increment(&mut self, key: &str) -> Result<u64, Answer> {
         let number = |text: &[u8]| String::from_utf8_lossy(text).trim_end().parse::<u64>();
         match self.speaks {

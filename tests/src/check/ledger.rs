@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 pub struct Account {
     /// The newest version that has been sent.
     sent: AtomicU64,
-    /// Twice the newest acknowledged version, plus one if that version has been removed
+    /// Twice the newest acknowledged version, plus one if this version has been removed
     /// permanently.
     floor: AtomicU64,
     /// A version that was never sent completely.
@@ -28,7 +28,7 @@ pub struct Before {
 }
 
 impl Account {
-    /// Numbers the next version, which is about to be sent.
+    /// Assigns the next version, which is about to be sent.
     pub fn send(&self) -> u64 {
         self.sent.fetch_add(1, SeqCst) + 1
     }
@@ -54,7 +54,7 @@ impl Account {
         self.void.store(version, SeqCst);
     }
 
-    /// Records the end of a flush, which may have removed versions sent meanwhile.
+    /// Records the end of a flush, which may have removed versions sent in the meantime.
     pub fn flushed(&self) {
         self.doubtful.store(self.sent(), SeqCst);
     }
@@ -98,7 +98,7 @@ impl Account {
         Ok(())
     }
 
-    /// Checks a miss. Versions acknowledged before the request are then permanently removed. With
+    /// Checks a miss. It permanently removes the versions acknowledged before the request. With
     /// `lossless`, no value may vanish without a removal.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::Ordering;
 
-/// The number of keys of one retrieval.
+/// The number of keys in one retrieval.
 const RETRIEVAL: usize = 8;
 /// The number of versions in a list, after which the list starts again.
 const LIST_MAX: u64 = 200;
@@ -16,7 +16,7 @@ const LIST_MAX: u64 = 200;
 const LIFE_SECS: u32 = 100;
 const MOVE_SECS: u32 = 200;
 /// The delay of a flush, and the time by which the clock is advanced to trigger it. The delay is
-/// long because values stored until the trigger are removed, and a delayed client may trigger it
+/// long, because values stored before the trigger are removed, and a delayed client may trigger it
 /// late.
 const DELAY_SECS: u32 = 100;
 const DELAY_MOVE_SECS: u32 = 102;

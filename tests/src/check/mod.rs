@@ -35,7 +35,7 @@ const VIOLATIONS_MAX: usize = 20;
 /// The condition that ends a run.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// After this time.
+    /// After this much time.
     Time(Duration),
     /// After this many operations.
     Operations(u64),
@@ -68,7 +68,7 @@ const OWNED: [Group; 5] = [Group::Plain, Group::Mortal, Group::Compared, Group::
 pub struct Key {
     /// The name.
     pub name: String,
-    /// The kind of its values.
+    /// The kind of the key's values.
     pub group: Group,
     /// The versions that may be read.
     pub account: Account,
@@ -138,7 +138,7 @@ pub struct Shared<'a> {
     pub keys: Vec<Key>,
     /// The counts.
     pub counts: Counts,
-    /// Odd while everything is being removed.
+    /// Odd while a flush of everything is in progress.
     pub flushing: AtomicU64,
     stop: AtomicBool,
     violations: Mutex<Vec<String>>,
@@ -256,7 +256,8 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
     violations.is_empty()
 }
 
-/// Starts a client with its own seed. An impossible reply or a failed connection is a violation.
+/// Starts a client with a seed of its own. An impossible reply or a failed connection is a
+/// violation.
 fn spawn<'scope>(
     scope: &'scope Scope<'scope, '_>,
     shared: &'scope Shared<'_>,
@@ -292,7 +293,7 @@ fn read_all(shared: &Shared<'_>) {
     }
 }
 
-/// Ends the server; returns the problems of its end.
+/// Ends the server; returns the problems that this reveals.
 fn end(server: &mut Server) -> Option<String> {
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();

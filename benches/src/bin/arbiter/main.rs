@@ -30,8 +30,8 @@ struct Args {
 
 /// The phases: the percentage of requests for items.
 const PHASES: [u64; 3] = [90, 10, 90];
-/// Fixed splits, in eighths of the memory for items. The arbiter's minimum for each half is one
-/// eighth.
+/// The number of parts into which fixed splits divide the memory. The arbiter's minimum for each
+/// half is one part.
 const EIGHTHS: u64 = 8;
 /// The number of turnovers after which hits count.
 const TURNOVERS: f64 = 2.0;
@@ -40,8 +40,8 @@ fn print(name: &str, value: f64, unit: &str) {
     println!("{}", Figure::new(name, value, unit));
 }
 
-/// Returns the hit rate of each fixed split in a phase once memory is full and stable; the best
-/// one, with its split.
+/// Returns the hit rate of each fixed split in a phase once memory is full and stable, and then the
+/// best split.
 fn best_fixed(args: &Args, items_of_100: u64) -> anyhow::Result<(f64, u64)> {
     let memory = args.memory_mib << 20;
     let mut best = (0.0, 0);

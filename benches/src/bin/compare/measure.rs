@@ -29,7 +29,7 @@ pub(crate) struct Bench {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Comparison {
     pub(crate) name: String,
-    /// The unit of the three figures: `ns` of CPU time per key, or `us` of latency.
+    /// The unit of the three values: `ns` of CPU time per key, or `us` of latency.
     pub(crate) unit: &'static str,
     pub(crate) cached: Spread,
     pub(crate) memcached: Spread,
@@ -221,7 +221,7 @@ fn run(spec: LoadSpec, server: &Server) -> Result<LoadReport> {
     bail!("{name} answered nothing in {ATTEMPTS_MAX} runs")
 }
 
-/// Runs both functions, the first one first in even pairs.
+/// Runs both functions; in even pairs, the first one runs first.
 pub(crate) fn in_turn<T>(
     pair: u32,
     first: impl FnOnce() -> Result<T>,

@@ -114,7 +114,7 @@ fn cpu_of(writers: usize, arguments: &Arguments, ideal: &Ideal, journal: &Journa
     Ok(())
 }
 
-/// Returns the time for the checksum of a block whose bytes are in the CPU cache.
+/// Returns the time that the checksum of a block takes if its bytes are in the CPU cache.
 fn crc_seconds() -> f64 {
     const ROUNDS: u32 = 100_000;
     let block = [7_u8; BLOCK_BYTES];

@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use crate::disk::{BLOCK_BYTES, Ideal};
 use crate::{Arguments, measure, median, verdict};
 
-/// Opens a journal and waits until all of its segments are zeroed, which would otherwise be
+/// Opens a journal, and waits until all of its segments are zeroed: otherwise this work would be
 /// measured too.
 pub(crate) fn ready(config: &JournalConfig) -> Result<Journal> {
     let (journal, _) = Journal::open(config, Arc::new(|_| {})).context("a journal")?;
@@ -96,8 +96,8 @@ fn tasks(journal: &Journal, writers: usize, time: Duration) -> Result<u64> {
     })
 }
 
-/// Bytes written per byte of payload, in batches of 16 × 4 KiB: each is appended while the disk is
-/// busy with the previous one.
+/// Returns the bytes written per byte of payload, in batches of 16 × 4 KiB, each appended while the
+/// disk is busy with the previous batch.
 fn bytes(journal: &Journal) -> Result<()> {
     let payload = [7_u8; BLOCK_BYTES];
     let before = journal.metrics();

@@ -78,7 +78,8 @@ fn main() -> Result<()> {
     outcome
 }
 
-/// Prints a ratio with its required value. With `is_least`, that is the minimum.
+/// Prints a ratio with its required value, which is a minimum with `is_least` and a maximum
+/// without.
 fn verdict(name: &str, ratio: f64, bar: f64, is_least: bool) {
     let is_met = if is_least { ratio >= bar } else { ratio <= bar };
     let word = if is_met { "pass" } else { "MISS" };

@@ -56,7 +56,7 @@ struct Options {
 enum Part {
     /// Bytes beyond key and value at 20 + 100 bytes, with 1.0 to 2.0 million items.
     Items,
-    /// The same at value sizes from 10 B to 1 MiB.
+    /// Memory beyond key and value for value sizes from 10 B to 1 MiB
     Sizes,
     /// Items held after the value size has changed from 100 B to 2 KiB to 300 B.
     Shift,

@@ -36,8 +36,8 @@ pub(crate) fn measure(subjects: &[Subject], memory_mib: usize, figures: &mut Vec
 }
 
 /// Returns how many items of the last size are held after all sizes have been stored. With `read`,
-/// the items of each size are read back before those of the next one are stored; then it is up to
-/// the policy which items should stay.
+/// the items of each size are read before those of the next size are stored; then the policy
+/// decides which items stay.
 fn after_shifts(subject: &Subject, memory_mib: usize, read: bool, figures: &mut Vec<Figure>) -> Result<u64> {
     let server = subject.start(memory_mib, None)?;
     let (mut first, mut counted) = (0, 0);
@@ -73,7 +73,7 @@ fn fill(
     Ok(())
 }
 
-/// Returns how many of the items from index `first` on are held, by reading them.
+/// Reads the items from index `first` on, and returns how many of them are held.
 fn held(server: &Server, memory_mib: usize, first: u64, value_bytes: usize) -> Result<u64> {
     count_held(server, keys(first, count_to_fill(memory_mib, value_bytes), value_bytes)?)
 }

@@ -13,7 +13,7 @@ const PAYLOAD_BYTES: usize = 192 << 20;
 /// The most items at each size.
 const ITEMS_MAX: usize = 1_000_000;
 const MEMORY_MIB: usize = 2_048;
-/// For the largest size, because an item is larger than its value.
+/// The item size limit for the largest values, because an item is larger than its value.
 const ITEM_BYTES_MAX: usize = 2 << 20;
 
 pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result<()> {

@@ -56,8 +56,7 @@ pub(crate) fn count_held(server: &Server, keys: KeySpace) -> Result<u64> {
     Ok(load::read_all(&spec).with_context(|| format!("reading {} back", server.name()))?.hits)
 }
 
-/// Returns the resident memory once it is stable, because servers grow their tables in the
-/// background.
+/// Returns the resident memory once it is stable: servers grow their tables in the background.
 pub(crate) fn resident_settled(server: &Server) -> Result<u64> {
     let start = Instant::now();
     let mut before = Resident::of(server.pid())?.bytes;

@@ -12,10 +12,11 @@ use serde::Deserialize;
 
 /// The largest value drawn. Together with key and header, it fits memcached's default item limit.
 const VALUE_BYTES_MAX: usize = 512 << 10;
-/// Lifetimes in seconds, 0 for unlimited; each key has one of them.
+/// Lifetimes in seconds, 0 for unlimited. Each key has one of these lifetimes.
 const LIFETIMES_SECS: [u32; 5] = [0, 0, 60, 10, 2];
 
-/// `popularityBuckets[i]` keys share `popularityWeights[i]` of the requests evenly; `oneHits` of all requests are for keys never asked for again.
+/// `popularityBuckets[i]` keys share `popularityWeights[i]` of the requests evenly; `oneHits` of
+/// all requests are for keys that are requested only once.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Popularity {
@@ -24,7 +25,8 @@ struct Popularity {
     popularity_weights: Vec<u64>,
 }
 
-/// `valSizeRangeProbability[i]` of the values are at most `valSizeRange[i]` bytes, and more than the one before.
+/// `valSizeRangeProbability[i]` of the values are at most `valSizeRange[i]` bytes, and larger than
+/// the previous size.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Sizes {

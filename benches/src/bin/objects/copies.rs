@@ -187,9 +187,9 @@ pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
 /// The most threads that are measured.
 const THREADS_MAX: usize = 16;
 
-/// Threads that read and write random 4 KiB, and copy 4 KiB without the cache, by the number of
-/// threads: each on its own objects, and all on the same objects. Every thread covers the same
-/// number of bytes, whatever the number of threads.
+/// Measures threads that read and write random 4 KiB, and threads that copy 4 KiB without the
+/// cache, for several numbers of threads: each on its own objects, and all on the same objects.
+/// Every thread covers the same number of bytes, whatever the number of threads.
 pub(crate) fn threads(rounds: u32) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism()?.get().min(THREADS_MAX);
     let counts: Vec<usize> = (0..).map(|power| 1 << power).take_while(|&count| count <= cores).collect();

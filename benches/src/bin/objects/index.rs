@@ -21,7 +21,7 @@ struct Population {
     ids: Vec<ObjectId>,
     cache: ObjectCache,
     buckets: Vec<Segments>,
-    /// The time beyond a plain copy, warm and cold.
+    /// The time in addition to a plain copy, with a warm and a cold CPU cache.
     beyond: [Vec<f64>; 2],
     /// The time by reference, where no byte is touched, warm and cold.
     shared: [Vec<f64>; 2],

@@ -25,7 +25,7 @@ const STORE_RATE: f64 = AT_ONCE as f64 / 0.002;
 /// Objects of each namespace.
 const OBJECTS: u64 = 4;
 
-/// Returns the duration of a part: ten seconds, or as many as there are rounds if that is less.
+/// Returns the duration of a part: ten seconds, or one second per round if that is less.
 fn seconds(rounds: u32) -> u64 {
     if rounds < 7 { u64::from(rounds) } else { 10 }
 }
@@ -88,8 +88,8 @@ pub(crate) fn isolation(rounds: u32) -> anyhow::Result<()> {
     lent_and_back(seconds(rounds))
 }
 
-/// Makes 95 of 100 reads in a small hot set, and the others of uncached data. Returns the share of
-/// hits and the p99 latency.
+/// Reads continuously: 95 of 100 reads are in a small hot set, the others read uncached data.
+/// Returns the share of hits and the p99 latency.
 fn hot_reads(cache: &ObjectCache, time: Duration) -> anyhow::Result<(f64, Duration)> {
     let counts = || {
         let all = cache.namespaces();

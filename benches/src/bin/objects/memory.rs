@@ -18,8 +18,9 @@ fn resident() -> anyhow::Result<f64> {
     Ok(pages * 4096.0)
 }
 
-/// The number of objects with one bucket, and of full ones, in each of two steps: the second shows
-/// the memory per object, and the first that of a started process.
+/// The number of objects with one bucket, and of full objects, in each of two steps: the second
+/// step shows the memory per object, because the first also includes the memory of the process
+/// itself.
 const SMALL: u64 = 100_000;
 const FULL: u64 = 150;
 

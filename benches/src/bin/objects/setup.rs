@@ -15,8 +15,8 @@ use cached_core::object::{ObjectCache, ObjectCacheConfig};
 pub(crate) const OBJECT: u64 = 4 << 20;
 pub(crate) const BLOCK: u64 = 4096;
 
-/// Whether caches ask for huge pages. Plain copies are made from the same memory, so they use them
-/// too.
+/// Whether caches request huge pages. Plain copies are made from the same memory, so they use huge
+/// pages too.
 pub(crate) static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
@@ -130,8 +130,9 @@ pub(crate) fn held(cache: &ObjectCache, ids: &[ObjectId], blocks_each: u64) -> a
     blocks.map(read).collect()
 }
 
-/// The destination of copied blocks: always at the same position within a page, half a page away
-/// from where blocks start, so that no load waits for an unrelated store with a similar address.
+/// The destination of copied blocks. It is always at the same position within a page, half a page
+/// away from where blocks start, so that no load waits for an unrelated store with a similar
+/// address.
 pub(crate) struct Target {
     memory: Vec<u8>,
     from: usize,

@@ -16,7 +16,8 @@ const CACHE_BYTES: u64 = 32 << 20;
 const CLIENTS: u64 = 16;
 const SPAN: Duration = Duration::from_millis(700);
 
-/// Returns the operations per second of clients that each wait for their answer.
+/// Returns the operations per second of several clients, each of which waits for its reply before
+/// the next request.
 fn rate(store: &Arc<dyn Blocker>, is_write: bool, skewed: bool, seed: u64) -> f64 {
     let ids = objects(2 * CACHE_BYTES / OBJECT);
     let data = Bytes::from(vec![5u8; BLOCK as usize]);

@@ -36,7 +36,7 @@ impl Ceph {
     }
 
     /// Returns the operations per second of fio's rados engine at this size and depth, over the
-    /// same number of objects; `None` if fio, or this engine, is not installed.
+    /// same number of objects; `None` if fio or its rados engine is not installed.
     pub(crate) fn fio(
         &self,
         write: bool,
@@ -58,8 +58,8 @@ impl Ceph {
         Ok(value["jobs"][0][side]["iops"].as_f64().filter(|iops| *iops > 0.0))
     }
 
-    /// Writes data to fio's objects, because reading objects that it has only touched would cost
-    /// nothing. Does nothing if fio is not installed.
+    /// Writes data to fio's objects, because fio only creates them, and reading an empty object
+    /// would cost nothing. Does nothing if fio is not installed.
     pub(crate) fn fio_preload(&self, objects: u64) {
         let mut command = self.fio_command(objects);
         // If fio or its engine is missing, fio or the shell prints an error.

@@ -19,8 +19,8 @@ use rand::{Rng, SeedableRng};
 
 /// The size of the objects: the contract's default.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
-/// The number of immediately ready answers after which a loop reads the clock and yields to the
-/// next one.
+/// The number of immediately available replies after which a loop reads the clock and yields to the
+/// next loop.
 const TURN_OPS: u32 = 64;
 
 /// The parameters of a run.
@@ -171,7 +171,7 @@ async fn finish<T: Unpin>(reply: Reply<T>) -> Result<(T, bool), Error> {
     }
 }
 
-/// Pending once, so that others can run.
+/// Returns a future that is pending once, so that other tasks can run.
 fn yield_once() -> impl FnMut(&mut std::task::Context<'_>) -> std::task::Poll<()> {
     let mut yielded = false;
     move |cx| {

@@ -37,7 +37,7 @@ struct Arguments {
     /// Short runs, for a first impression only.
     #[arg(long)]
     quick: bool,
-    /// memstore or bluestore.
+    /// The object store of the OSD: memstore or bluestore.
     #[arg(long, default_value = "bluestore")]
     store: String,
     /// The directory of the cluster's state, which is removed afterwards (default: beside the
@@ -170,8 +170,8 @@ impl Bench {
         }
     }
 
-    /// Measures RADOS alone with the same load, close in time to the run with which it is compared,
-    /// because a shared machine's speed changes by the minute.
+    /// Measures RADOS alone with the same load, shortly before or after the run with which it is
+    /// compared, because the speed of a shared machine changes within minutes.
     fn alone_like(&self, load: &Load, seconds: u64) -> Result<Outcome> {
         load::run(&self.store, &Load { threads: 1, duration: self.time(seconds), ..*load })
     }
@@ -234,7 +234,7 @@ impl Bench {
         over(Arc::clone(&self.store), config)
     }
 
-    /// Measures while everything fits into the cache and, for writes, into the dirty limit.
+    /// Measures a working set that fits into the cache and, for writes, into the dirty limit.
     fn within(&mut self) -> Result<()> {
         for write in [true, false] {
             for (block_kib, depth) in [(4, 16), (4, 4), (16, 16), (64, 16)] {
@@ -361,8 +361,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures the costs of an index of up to a million objects with one bucket each, over memory,
-    /// since only the index matters. Cold: each object's first access; warm: reads in random order.
+    /// Measures the cost of an index of up to a million objects with one bucket each. The store is
+    /// in memory, because only the index matters. Cold means each object's first access; warm means
+    /// reads in random order.
     fn index(&mut self) -> Result<()> {
         let steps: &[u32] = if self.arguments.quick { &[128, 256] } else { &[128, 256, 512, 1024] };
         for thousands in steps {

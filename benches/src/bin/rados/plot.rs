@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// One pair of bars.
+/// A pair of bars in the plot.
 pub(crate) struct Pair {
     pub(crate) name: String,
     pub(crate) alone_ops: f64,

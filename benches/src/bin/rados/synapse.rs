@@ -21,7 +21,7 @@ const WRITE_BAR: f64 = 12.0;
 const READ_BAR: f64 = 8.0;
 
 impl Bench {
-    /// From another process through synapse, with everything in the cache.
+    /// Measures another process that uses the cache through synapse, with all data in the cache.
     pub(crate) fn synapse(&mut self) -> Result<()> {
         let directory = tempfile::tempdir()?;
         let program = match &self.arguments.synapsed {

@@ -19,17 +19,17 @@ const FORESEEN_FROM: u32 = 2;
 /// The bound, see the module.
 #[derive(Default)]
 pub(crate) struct Bound {
-    /// The positions where chains may continue: the number of misses in each, and the request of
-    /// the last one.
+    /// The positions where chains may continue, each with the number of misses of its chain and the
+    /// request of the last miss.
     ends: BTreeMap<u64, (u32, u64)>,
-    /// The same, oldest first.
+    /// The same positions, oldest first.
     ages: VecDeque<(u64, u64)>,
     buckets: u64,
     covered: u64,
 }
 
 impl Bound {
-    /// Records that the request with this number missed `missed` buckets between `first` and `end`.
+    /// Records that this request missed `missed` buckets between `first` and `end`.
     pub(crate) fn miss(&mut self, request: u64, first: u64, end: u64, missed: u64) {
         while let Some((end, at)) = self.ages.front().copied()
             && at + REQUESTS_MAX < request

@@ -81,7 +81,7 @@ impl Blocker for Counted {
     }
 }
 
-/// Records that it was woken.
+/// A waker that records whether it was called.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {

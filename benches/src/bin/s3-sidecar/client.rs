@@ -20,9 +20,9 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 pub(crate) struct Get {
     /// The whole head.
     pub(crate) head: String,
-    /// The length of the answer's body, a positive multiple of eight.
+    /// The length of the response's body, a positive multiple of eight.
     pub(crate) bytes: u64,
-    /// The first and the last eight bytes of it.
+    /// The first and the last eight bytes of the body.
     pub(crate) ends: [[u8; 8]; 2],
 }
 
@@ -41,7 +41,7 @@ impl Connection {
         Ok(Self { stream, buffer: vec![0; BUFFER_BYTES] })
     }
 
-    /// Sends a request with a body, and returns the status and the text of the answer.
+    /// Sends a request with a body, and returns the status and the text of the response.
     pub(crate) fn send(&mut self, head: &str, body: &[u8]) -> Result<(u16, String)> {
         self.stream.write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes())?;
         self.stream.write_all(body)?;
@@ -53,8 +53,8 @@ impl Connection {
         Ok((status, String::from_utf8_lossy(&text).into_owned()))
     }
 
-    /// Sends a read, and receives its answer. `must_have` is a required line of the head, in lower
-    /// case.
+    /// Sends a read, and receives the response. `must_have` is a required line of the head, in
+    /// lower case.
     pub(crate) fn get(&mut self, get: &Get, must_have: Option<&str>) -> Result<()> {
         self.stream.write_all(get.head.as_bytes())?;
         let (status, begin, filled, len) = self.head()?;
@@ -90,7 +90,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the head of an answer. Returns its status, its end, the filled length of the buffer,
+    /// Reads the head of a response. Returns its status, its end, the filled length of the buffer,
     /// and the length of the body.
     fn head(&mut self) -> Result<(u16, usize, usize, u64)> {
         let mut filled = 0;
@@ -128,7 +128,7 @@ impl Connection {
 pub(crate) struct Outcome {
     pub(crate) requests: u64,
     pub(crate) elapsed: Duration,
-    /// Nanoseconds from the request to the end of its answer.
+    /// Nanoseconds from the request to the end of the response.
     pub(crate) latency: Histogram<u64>,
 }
 

@@ -19,14 +19,14 @@ pub(crate) const WARM: [Objects; 4] = [
     Objects { name: "warm-64m", count: 4, bytes: 64 << 20 },
 ];
 
-/// Read once through `cached`.
+/// Objects that are read once through `cached`.
 pub(crate) const COLD: [Objects; 2] = [
     Objects { name: "cold-64k", count: 400, bytes: 64 << 10 },
     Objects { name: "cold-4m", count: 60, bytes: 4 << 20 },
 ];
 
 impl Objects {
-    /// Returns the path of one of them.
+    /// Returns the path of the object with this number.
     pub(crate) fn path(&self, number: usize) -> String {
         format!("/{BUCKET}/{}-{number}", self.name)
     }
@@ -38,7 +38,7 @@ impl Objects {
         (name << 48 | (number as u64) << 32 | (at / 8)).to_le_bytes()
     }
 
-    /// Returns the bytes of one of them.
+    /// Returns the bytes of the object with this number.
     pub(crate) fn body(&self, number: usize) -> Vec<u8> {
         (0..self.bytes / 8).flat_map(|word| self.word(number, word * 8)).collect()
     }

@@ -94,7 +94,7 @@ enum Cores {
 }
 
 impl Cores {
-    /// Returns the cores of the endpoint, nginx, `cached` and the load, of those that are usable.
+    /// Chooses the cores of the endpoint, nginx, `cached` and the load from the usable ones.
     fn choose(self, usable: &[usize]) -> Result<[usize; 4]> {
         let (first, last) = (usable[0], *usable.last().context("a core")?);
         ensure!(first != last, "servers and load need a core each");
@@ -108,7 +108,7 @@ impl Cores {
     }
 }
 
-/// One load: parts of objects.
+/// A load, which reads parts of objects.
 struct Load {
     name: &'static str,
     objects: Objects,
@@ -159,8 +159,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the lines of `[s3]` that determine who checks signatures, and the keys for its clients.
-/// Writes the files named in these lines.
+/// Returns the lines of `[s3]` that determine who checks signatures, and the keys for the sidecar's
+/// clients. Writes the files named in these lines.
 fn settings(auth: Auth, directory: &Path, keys: &Keys) -> Result<(String, Keys)> {
     if auth == Auth::Gateway {
         return Ok(("auth = \"gateway\"".into(), keys.clone()));
@@ -245,7 +245,7 @@ struct Medians {
 }
 
 impl Servers {
-    /// Measures a load on all three, and prints the results.
+    /// Measures a load on the endpoint, nginx and the sidecar, and prints the results.
     fn measure(&self, load: &Load, args: &Args) -> Result<()> {
         for server in [&self.nginx, &self.cached] {
             let all = gets(self.keys_of(server), load);
@@ -306,8 +306,8 @@ impl Servers {
         if server.name == self.cached.name { &self.cached_keys } else { &self.keys }
     }
 
-    /// Makes one measurement, with the CPU time per request in microseconds of the server and of
-    /// the endpoint behind it.
+    /// Makes one measurement, including the CPU time per request in microseconds of the server and
+    /// of the endpoint behind it.
     fn round(&self, server: &Server, all: &[Get], args: &Args) -> Result<(Outcome, f64, f64)> {
         let must_have = (server.name == self.nginx.name).then_some("x-cache: hit");
         let hits = self.hits()?;
@@ -325,7 +325,7 @@ impl Servers {
         Ok((outcome, cpu_us, endpoint_cpu_us))
     }
 
-    /// Returns how many requests the sidecar has answered from memory.
+    /// Returns how many requests the sidecar has served from memory.
     fn hits(&self) -> Result<u64> {
         let mut stream = TcpStream::connect(self.admin).context("the admin listener of cached")?;
         stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
@@ -371,7 +371,7 @@ enum Bar {
     Least(f64),
 }
 
-/// Prints a ratio, and whether it meets its required value.
+/// Prints a ratio, and whether it reaches its required value.
 fn judged(load: &str, what: &str, value: f64, bar: Option<Bar>) {
     let figure = Figure::new(format!("{load}: {what}"), value, "x");
     let word = |is_met| if is_met { "met" } else { "missed" };

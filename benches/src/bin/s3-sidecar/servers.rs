@@ -33,7 +33,7 @@ enum Held {
 }
 
 impl Server {
-    /// Returns the CPU time of its processes in nanoseconds.
+    /// Returns the CPU time of the server's processes in nanoseconds.
     pub(crate) fn cpu_ns(&self) -> Result<u64> {
         self.pids.iter().map(|&pid| CpuClock::of(pid)?.now_ns()).sum()
     }
@@ -130,8 +130,8 @@ pub(crate) fn versitygw(directory: &Path, cpu: usize) -> Result<(Server, Keys)> 
     Ok((Server { name: "versitygw", address, pids, _held: Held::Process { _process: process } }, keys))
 }
 
-/// Starts nginx with `proxy_cache` in front of an endpoint: one worker, files in `directory`, no
-/// log.
+/// Starts nginx with `proxy_cache` in front of an endpoint, with one worker, its files in
+/// `directory`, and no log.
 pub(crate) fn nginx(directory: &Path, endpoint: SocketAddr, cpu: usize) -> Result<Server> {
     let program =
         find_program(Path::new("nginx"), "Debian has it in the package nginx-light").or_else(|_| {
@@ -185,8 +185,8 @@ fn worker_of(master: u32) -> Result<u32> {
     }
 }
 
-/// Starts `cached` in front of an endpoint. `more` has further lines of `[s3]` and the tables after
-/// it.
+/// Starts `cached` in front of an endpoint. `more` contains further lines of `[s3]` and the tables
+/// after it.
 pub(crate) fn cached(
     program: &Path,
     directory: &Path,

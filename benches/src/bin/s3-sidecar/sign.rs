@@ -8,8 +8,8 @@ use cached_benches::machine::civil_date;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// The `Host` of every request, regardless of its server, so that the signed data are always the
-/// same.
+/// The `Host` of every request, whichever server receives it, so that the signed data are always
+/// the same.
 pub(crate) const HOST: &str = "localhost";
 const REGION: &str = "us-east-1";
 

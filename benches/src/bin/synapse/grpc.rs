@@ -28,7 +28,7 @@ const READ: &str = "/bench.Objects/Read";
 const WRITE: &str = "/bench.Objects/Write";
 /// The largest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// HTTP/2 flow control for a stream and for the connection, in bytes.
+/// The flow-control window of HTTP/2 for a stream and for the connection, in bytes.
 const WINDOW_BYTES: u32 = 16 << 20;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -58,7 +58,7 @@ struct Answer {
 /// Serves the slots.
 ///
 /// # Errors
-/// tonic's error for its listener.
+/// If tonic cannot serve the listener.
 pub(crate) async fn serve(listener: TcpListener, slots: Arc<Slots>) -> Result<()> {
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 /// Returns the bytes per second of one stream with writes of `bytes`; `None` without `iperf3`.
 ///
 /// # Errors
-/// If it is installed but prints no figure.
+/// If `iperf3` is installed but prints no figure.
 pub(crate) fn bandwidth(
     bytes: usize,
     duration: Duration,

@@ -39,7 +39,8 @@ struct Options {
     /// Rounds of each scenario; medians of their ratios are printed.
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// How long each service is counted in a round, after a fifth of it to warm up.
+    /// The time for which each service is counted in a round, after a warm-up of a fifth of that
+    /// time.
     #[arg(long, default_value = "250ms", value_parser = parse_duration)]
     duration: Duration,
     /// A first impression: 2 rounds of 200 ms.
@@ -104,7 +105,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the server's core and ours, if there are two; pins the calling thread to ours.
+/// Returns the server's core and this process's, if there are two; pins the calling thread to the
+/// latter.
 fn pin(no_pin: bool) -> Result<Option<(usize, usize)>> {
     let [server, client, ..] = cpu::usable_cpus()?[..] else { return Ok(None) };
     if no_pin {

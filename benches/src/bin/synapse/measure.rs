@@ -7,7 +7,7 @@ use cached_benches::process::CpuClock;
 
 use crate::shape::Shape;
 
-/// The number of answers between two reads of the clock.
+/// The number of responses between two reads of the clock.
 const LOOK_EVERY: u64 = 16;
 
 /// Counts a load: first a warm-up, then the measured span.
@@ -20,7 +20,7 @@ pub(crate) struct Meter {
     began: Instant,
     counted_from: Option<Reading>,
     counted_to: Option<Reading>,
-    /// The number of answers to count, instead of a span of time.
+    /// The number of responses to count, instead of a span of time.
     count_max: Option<u64>,
     failure: Option<anyhow::Error>,
 }
@@ -36,18 +36,18 @@ struct Reading {
 /// One measured span.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// Answers per second.
+    /// Responses per second.
     pub(crate) rate: f64,
-    /// Time per answer: the round trip, at depth 1.
+    /// Time per response: the round trip, at depth 1.
     pub(crate) ns_each: f64,
-    /// CPU time of the client's process per answer.
+    /// CPU time of the client's process per response.
     pub(crate) client_ns: f64,
-    /// CPU time of the server's process per answer.
+    /// CPU time of the server's process per response.
     pub(crate) server_ns: f64,
 }
 
 impl Meter {
-    /// Counts answers to this process from process `server`.
+    /// Counts responses to this process from process `server`.
     ///
     /// # Errors
     /// If a process's clock cannot be read.
@@ -66,15 +66,15 @@ impl Meter {
         })
     }
 
-    /// Ends after `count` answers, without a sample.
+    /// Ends after `count` responses, without a sample.
     ///
     /// # Errors
-    /// As for [`Self::new`].
+    /// Returns the errors of [`Self::new`].
     pub(crate) fn counting(count: u64, shape: &Shape) -> Result<Self> {
         Ok(Self { count_max: Some(count), ..Self::new(std::process::id(), shape)? })
     }
 
-    /// Counts an answer.
+    /// Counts a response.
     pub(crate) fn count(&mut self) {
         self.count += 1;
         if self.count_max.is_some() {

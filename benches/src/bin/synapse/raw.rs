@@ -12,9 +12,10 @@ use crate::measure::Meter;
 use crate::shape::{Operation, Shape};
 
 const HEADER_BYTES: usize = 64;
-/// The bytes received or sent at once: everything available, so that the sides alternate.
+/// The bytes received or sent in one call: everything available, so that the two sides alternate.
 pub(crate) const WHOLE_BYTES: usize = 256 * 1024;
-/// The same if one side processes a batch while the other processes the next, as in synapse.
+/// The bytes received or sent in one call if one side processes a batch while the other processes
+/// the next, as in synapse.
 pub(crate) const BATCH_BYTES: usize = 32 * 1024;
 /// Payloads of at least this many bytes are sent and received without a buffer in between.
 const DIRECT_BYTES_MIN: usize = 32 * 1024;
@@ -101,7 +102,7 @@ fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>], batch_bytes: usize) 
 /// Runs the closed loop `shape` against the server at `address`.
 ///
 /// # Errors
-/// If the connection fails or an answer is wrong.
+/// If the connection fails or a response is wrong.
 pub(crate) fn load(address: SocketAddr, shape: &Shape, batch_bytes: usize, meter: &mut Meter) -> Result<()> {
     let stream = TcpStream::connect(address).context("connecting")?;
     stream.set_nodelay(true)?;
@@ -154,7 +155,7 @@ fn send(
     Ok(())
 }
 
-/// Writes all of both, in as few sends as the kernel allows.
+/// Writes both parts completely, in as few sends as the kernel allows.
 fn write_both(mut stream: &TcpStream, first: &[u8], second: &[u8]) -> io::Result<()> {
     let mut slices = [IoSlice::new(first), IoSlice::new(second)];
     let mut rest = &mut slices[..];
@@ -173,7 +174,7 @@ struct Input {
 }
 
 impl Input {
-    /// Before large payloads, only a header is received, so that the payloads are not copied.
+    /// Receives only a header before a large payload, so that the payload is not copied.
     fn for_payloads(bytes: usize, batch_bytes: usize) -> Self {
         let len = if bytes >= DIRECT_BYTES_MIN { HEADER_BYTES } else { batch_bytes };
         Self { buffer: vec![0; len], start: 0, end: 0 }
@@ -195,8 +196,8 @@ impl Input {
         Some(bytes)
     }
 
-    /// Fills `target` with the next bytes: from this buffer, then directly from the socket, along
-    /// with the bytes that follow.
+    /// Fills `target` with the next bytes: first from this buffer, then directly from the socket,
+    /// together with the bytes that follow the target.
     fn fill(&mut self, mut stream: &TcpStream, target: &mut [u8]) -> io::Result<()> {
         let here = target.len().min(self.end - self.start);
         target[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);

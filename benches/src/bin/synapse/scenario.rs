@@ -42,7 +42,7 @@ impl Scenario {
         scenarios.collect()
     }
 
-    /// Returns its name in the output.
+    /// Returns the service's name in the output.
     pub(crate) fn name(&self) -> String {
         self.shape.to_string()
     }

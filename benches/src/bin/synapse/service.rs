@@ -28,7 +28,7 @@ pub(crate) struct ServeOptions {
     /// Slots of the working set.
     #[arg(long)]
     slots: usize,
-    /// Bytes of each.
+    /// Bytes of each slot.
     #[arg(long)]
     slot_bytes: usize,
     /// Core to pin to.
@@ -39,7 +39,7 @@ pub(crate) struct ServeOptions {
 /// Runs the server in the child process: prints its address, and serves until it is ended.
 ///
 /// # Errors
-/// If it cannot listen, or its service is not built in.
+/// If the server cannot listen, or its service is not built in.
 pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     if let Some(cpu) = options.cpu {
         cpu::pin_current_thread(cpu)?;
@@ -65,7 +65,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// A service that is already listening, and runs while it is polled.
+/// A future that runs a service, which is already listening.
 type Serving = Pin<Box<dyn Future<Output = Result<()>>>>;
 
 async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
@@ -82,8 +82,8 @@ async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
     Ok((address, Box::pin(serving)))
 }
 
-/// Runs client and server in this process for a given number of requests, to be counted from
-/// outside.
+/// Runs client and server in this process for a given number of requests, so that a tool can count
+/// the instructions of the process.
 ///
 /// # Errors
 /// If either side fails.
@@ -136,7 +136,7 @@ impl Service {
     /// Starts the service for `shape`'s working set.
     ///
     /// # Errors
-    /// If the child cannot be started or ends at once.
+    /// If the child cannot be started, or exits immediately.
     pub(crate) fn start(kind: Kind, shape: &Shape, cpu: Option<usize>) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         let kind_name = clap::ValueEnum::to_possible_value(&kind).context("a kind has a name")?;
@@ -163,7 +163,7 @@ impl Service {
         }
     }
 
-    /// Measures `shape` on it.
+    /// Measures `shape` on the service.
     ///
     /// # Errors
     /// If the load fails.

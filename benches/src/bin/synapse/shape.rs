@@ -20,16 +20,16 @@ pub(crate) enum Operation {
 /// The compared services.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Kind {
-    /// A small header and the payload over blocking sockets, one thread on each side: hardly
-    /// anything can do less.
+    /// A small header and the payload over blocking sockets, with one thread on each side. Hardly
+    /// any protocol can do less.
     Raw,
-    /// The same, with one side processing a batch while the other processes the next.
+    /// As `Raw`, but one side processes a batch while the other processes the next one.
     RawBatched,
-    /// synapse, payloads without a checksum.
+    /// synapse, with payloads that have no checksum.
     Synapse,
-    /// The same with payload checksums.
+    /// synapse, with payload checksums.
     SynapseCrc,
-    /// The same operations as unary calls of tonic.
+    /// The same operations as unary calls, with tonic.
     Grpc,
 }
 
@@ -45,7 +45,7 @@ impl Kind {
 }
 
 impl Kind {
-    /// Returns how many bytes a raw service receives or sends at once.
+    /// Returns how many bytes a raw service receives or sends in one call.
     pub(crate) fn raw_batch_bytes(self) -> Option<usize> {
         match self {
             Self::Raw => Some(raw::WHOLE_BYTES),
@@ -88,8 +88,8 @@ impl Shape {
         (self.working_set_bytes / self.bytes).max(1)
     }
 
-    /// Returns the slot of the request with this number: every slot in turn, far apart, in the same
-    /// order for every service.
+    /// Returns the slot of the request with this number. Every slot has its turn, neighbouring
+    /// requests use distant slots, and every service has the same order.
     pub(crate) fn slot(&self, number: u64) -> usize {
         // An odd step visits every slot, because the number of slots is a power of two.
         let slots = self.slots().next_power_of_two() as u64;

@@ -26,7 +26,7 @@ pub(crate) fn place(slot: usize, bytes: usize) -> (usize, usize) {
 /// Returns the object with this number.
 ///
 /// # Panics
-/// Never: the names are short.
+/// Does not panic, because the names are short.
 pub(crate) fn object(number: usize) -> ObjectId {
     let namespace = Namespace::new(Bytes::from_static(b"bench")).expect("a short name");
     ObjectId::new(namespace, Name::new(format!("{number:08}").into_bytes()).expect("a short name"))
@@ -57,7 +57,7 @@ impl Slots {
     /// Replaces the bytes of a slot.
     ///
     /// # Errors
-    /// `Missing` if there is no such slot, `Invalid` if it has another length.
+    /// `Missing` if there is no such slot, `Invalid` if the slot has another length.
     pub(crate) fn put(&self, slot: usize, data: Segments) -> Result<(), Error> {
         if data.len_bytes() != self.slot_bytes {
             return Err(Error::Invalid("not a whole slot".into()));
@@ -73,7 +73,7 @@ impl Slots {
     /// Returns the slot at `offset` of `object`.
     ///
     /// # Errors
-    /// `Missing` if it is not one of the objects.
+    /// `Missing` if the object is not one of the slots' objects.
     pub(crate) fn slot_at(&self, object: &ObjectId, offset: u64) -> Result<usize, Error> {
         let digits = std::str::from_utf8(object.name.as_bytes()).ok();
         let number: usize = digits.and_then(|digits| digits.parse().ok()).ok_or(Error::Missing)?;

@@ -17,7 +17,8 @@ use serde_json::Value;
 
 use crate::Arguments;
 
-/// The longest wait for a server to listen, and to end, since it stores its dirty data first.
+/// The longest time that a server may take to listen, or to exit, which includes storing its dirty
+/// data.
 const LIMIT: Duration = Duration::from_secs(300);
 const TOKEN: &str = "a-token-of-the-bench-for-volumes";
 
@@ -56,7 +57,7 @@ impl Server {
         format!("nbd+unix:///{export}?socket={}", self.socket.display())
     }
 
-    /// Ends the server in order, and waits for its end.
+    /// Shuts the server down in order, and waits until it has exited.
     pub(crate) fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let begun = Instant::now();
@@ -153,7 +154,8 @@ impl Cached {
         Ok(())
     }
 
-    /// Sends a request that must succeed, and waits until it is done. Returns the duration.
+    /// Sends a request that must succeed, and waits until the operation is complete. Returns the
+    /// duration.
     pub(crate) fn post(&self, path: &str, body: &str) -> Result<Duration> {
         let begun = Instant::now();
         let begin = format!(
@@ -180,7 +182,7 @@ impl Cached {
         json(&self.ask(&format!("GET {path} HTTP/1.1\r\n"), "")?)
     }
 
-    /// Waits until no connection uses the volume, and all of it is stored.
+    /// Waits until no connection uses the volume, and all of its data are stored.
     pub(crate) fn wait_until_detached(&self, name: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -210,7 +212,7 @@ impl Cached {
     }
 }
 
-/// Parses the body of an answer of the admin listener.
+/// Parses the body of a response of the admin listener.
 fn json(answer: &str) -> Result<Value> {
     let document = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
     serde_json::from_str(document).with_context(|| format!("the answer: {answer}"))

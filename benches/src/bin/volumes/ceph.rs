@@ -19,7 +19,7 @@ impl Ceph {
         Ok(ceph)
     }
 
-    /// Returns its configuration file.
+    /// Returns the cluster's configuration file.
     pub(crate) fn conf(&self) -> PathBuf {
         self.dir.join("ceph.conf")
     }

@@ -19,7 +19,7 @@ const WRITERS: u64 = 4;
 /// The start and the end of an operation.
 type Span = (Instant, Instant);
 
-/// Measures with `store` below the cache, without a journal and with one.
+/// Measures a cache over `store`, without a journal and with one.
 pub(crate) fn run(arguments: &Arguments, directory: &Path, store: &str, backend: &str) -> Result<()> {
     for has_journal in [false, true] {
         let with = if has_journal { "with" } else { "without" };
@@ -94,7 +94,7 @@ fn measure(arguments: &Arguments, cached: Cached, name: &str) -> Result<()> {
     cached.server.end()
 }
 
-/// Writes the disk from start to end, and waits until it is stored.
+/// Writes the disk from start to end, and waits until the data are stored.
 fn fill(cached: &Cached) -> Result<()> {
     let mut writer = Writer::connect(&cached.server.socket, "disk")?;
     let data = vec![0xa5; 1 << 20];

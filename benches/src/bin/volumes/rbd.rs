@@ -42,7 +42,7 @@ struct Load {
     disk_mib: u64,
     memory_mib: u64,
     dirty_mib: u64,
-    /// Changes are not stored before the limit takes effect.
+    /// Settings with which changes are not stored before the limit takes effect.
     more: &'static str,
     bar: f64,
 }

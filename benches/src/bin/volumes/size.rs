@@ -10,13 +10,14 @@ use crate::writer::Writer;
 use crate::{Arguments, Bar, fio, print};
 
 const OBJECT_BYTES: u64 = 4 << 20;
-/// The number of a volume's objects with data, at most. They are spread over all pages of the map.
+/// The maximum number of a volume's objects with data. These objects are spread over all pages of
+/// the map.
 const OBJECTS_MAX: u64 = 1024;
 const SMALL_BYTES: u64 = 1 << 30;
 const LARGE_BYTES: u64 = 1 << 40;
 
-/// The median duration of a snapshot and of a clone in seconds, and the traffic to the store
-/// meanwhile.
+/// The median duration of a snapshot and of a clone in seconds, and the traffic to the store during
+/// that time.
 struct Cost {
     snapshot_s: f64,
     clone_s: f64,

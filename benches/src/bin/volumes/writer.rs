@@ -11,7 +11,7 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const EXPORT_NAME: u32 = 1;
-/// Fixed newstyle, and no zeros after the flags of the export.
+/// The client's flags: fixed newstyle, and no zeros after the flags of the export.
 const CLIENT_FLAGS: u32 = 3;
 
 /// A connection that has selected an export.

@@ -4,7 +4,7 @@
 use super::Simulator;
 use super::lists::Lists;
 
-/// The queues: seen once, seen again, and the ghosts of both.
+/// The lists: objects seen once, objects seen again, and the ghosts of both.
 const ONCE: usize = 0;
 const AGAIN: usize = 1;
 const LEFT_ONCE: usize = 2;

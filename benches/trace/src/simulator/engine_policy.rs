@@ -11,7 +11,7 @@ use crate::engine::hash;
 /// In object-count mode, the size of an object for the calculation of the policy's own memory.
 const OBJECT_BYTES: u64 = 1024;
 
-/// As in the engine.
+/// The engine's usual value.
 const ENTRY_BYTES_USUAL: usize = 256;
 
 pub(crate) struct EnginePolicy {

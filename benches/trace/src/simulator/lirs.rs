@@ -22,7 +22,7 @@ pub(super) struct Lirs {
     capacity: u64,
 }
 
-/// The share of the memory for the queue: 1/100, as in the paper.
+/// The queue's share of the memory: 1/100, as in the paper.
 const QUEUE_SHARE: u64 = 100;
 /// The limit of remembered objects, as a multiple of the capacity.
 const GONE_MAX: u64 = 2;
@@ -44,7 +44,7 @@ impl Lirs {
         self.low_bytes + self.queue.bytes(0)
     }
 
-    /// Makes a cached object low, at the stack's top; the oldest low objects are demoted.
+    /// Makes a cached object low, at the top of the stack; the oldest low objects are demoted.
     fn promote(&mut self, object: u32) {
         self.queue.remove(object);
         self.is_low[object as usize] = true;

@@ -3,7 +3,7 @@
 use super::Simulator;
 use super::lists::Lists;
 
-/// The queue; at its newest end is the object used or entered last.
+/// The queue. Its newest end has the object that was used or entered last.
 pub(super) struct Queue {
     lists: Lists<1>,
     capacity: u64,

@@ -29,7 +29,7 @@ pub(crate) trait Simulator {
     fn used(&self) -> u64;
 }
 
-/// A policy's name, and its constructor for a capacity and objects of given sizes.
+/// A policy's name, and the function that creates it for a capacity and objects of given sizes.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// The policy's name in `miss-ratios.csv`, if it is listed.
@@ -37,7 +37,7 @@ pub(crate) struct Kind {
     pub(crate) make: fn(u64, Vec<u64>) -> Box<dyn Simulator>,
 }
 
-/// All policies, except Belady's optimum, which must know the future.
+/// All policies except Belady's optimum, which must know future requests.
 pub(crate) const KINDS: &[Kind] = &[
     Kind { name: "lru", published: Some("LRU"), make: |c, s| Box::new(lru::Queue::lru(c, s)) },
     Kind { name: "fifo", published: Some("FIFO"), make: |c, s| Box::new(lru::Queue::fifo(c, s)) },

@@ -24,8 +24,8 @@ impl WTinyLfu {
         WTinyLfu { lists: Lists::new(sizes), window, main: capacity - window, sketch }
     }
 
-    /// Admits the object that leaves the window if it is more frequent than the objects that it
-    /// would evict.
+    /// Admits the object that leaves the window if it is more frequent than the objects that its
+    /// admission would evict.
     fn admit(&mut self, candidate: u32) {
         let (size, lists) = (self.lists.size(candidate), &mut self.lists);
         lists.remove(candidate);
@@ -79,7 +79,8 @@ impl Simulator for WTinyLfu {
     }
 }
 
-/// A count-min sketch of four rows of counters to 15, halved after ten times as many requests as objects fit.
+/// A count-min sketch: four rows of counters up to 15, which are halved after ten times as many
+/// requests as objects fit.
 struct Sketch {
     counters: Vec<u8>,
     mask: u64,

@@ -13,7 +13,7 @@ use crate::support::Cluster;
 struct Rados<'a> {
     cluster: &'a Cluster,
     store: Mutex<Option<Arc<RadosStore>>>,
-    /// The `ceph-dev` command that ends the OSD and starts it again.
+    /// The `ceph-dev` command that kills the OSD and starts it again.
     kills: Option<&'static str>,
 }
 
@@ -32,7 +32,7 @@ impl Harness for Rados<'_> {
         store
     }
 
-    /// Kills the OSD, and starts it on the same store. The client stays, as in reality, and gets
+    /// Kills the OSD, and starts it on the same store. As in reality, the client stays, and gets
     /// time to reconnect: on a busy machine, that can take longer than one operation waits.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         self.cluster.dev("osd", &[self.kills?]);
@@ -89,8 +89,8 @@ fn bluestore_and_the_osd_killed_in_between() {
     }
 }
 
-/// Three copies, three monitors with one of them down, and a user that may only read and write the
-/// pool.
+/// This cluster has three copies, three monitors with one of them down, and a user that may only
+/// read and write the pool.
 #[test]
 #[ignore = "long: ceph, beyond the contract"]
 fn as_operators_run_it() {

@@ -14,7 +14,7 @@ use blocker_rados::{RadosConfig, RadosStore};
 
 use crate::support::{Cluster, eventually, object, read, write};
 
-/// One cluster, which meets one fault after the other.
+/// One cluster is exposed to one fault after the other.
 #[test]
 #[ignore = "long: ceph, beyond the contract"]
 fn trouble_below_is_survived() {
@@ -87,7 +87,7 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
 const KEYS: u64 = 6;
 const BYTES: usize = 8192;
 
-/// Each 512 bytes contain the round that wrote them.
+/// Returns content in which each 512 bytes contain the round that wrote them.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BYTES / 8)
 }

@@ -9,7 +9,7 @@ use blocker_rados::{RadosConfig, RadosStore};
 
 use crate::support::{Cluster, eventually, object, read, write};
 
-/// One cluster, which meets one fault after the other.
+/// One cluster is exposed to one fault after the other.
 #[test]
 #[ignore = "long: ceph, beyond the contract"]
 fn one_of_each_may_go() {
@@ -75,7 +75,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
 const KEYS: u64 = 3;
 const BYTES: usize = 8192;
 
-/// Each 8 bytes contain the round that wrote them.
+/// Returns content in which each 8 bytes contain the round that wrote them.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BYTES / 8)
 }

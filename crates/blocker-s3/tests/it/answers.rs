@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blocker_s3::{S3Config, S3Store};
 
-/// Starts a server that gives every request the same answer. Returns its address and a counter of
-/// its requests. Its thread ends with the process.
+/// Starts a server that sends the same response to every request. Returns its address and a counter
+/// of its requests. Its thread ends with the process.
 fn server(status: &'static str, body: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -13,7 +13,8 @@ use blocker_s3::{S3Config, S3Store};
 
 use crate::support::{Met, Server, drive, object, read};
 
-/// Many retries: without a limit, a call would take ten times as long.
+/// The number of retries is so high that, without a time limit, a call would take ten times as
+/// long.
 fn config() -> S3Config {
     let text = "bucket,request_timeout_secs=30,retries=20,call_timeout_secs=100,sweep_age_secs=36000";
     text.parse().unwrap()

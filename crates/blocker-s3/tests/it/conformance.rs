@@ -13,7 +13,7 @@ use crate::support::{Server, config};
 #[derive(Default)]
 struct InMemory {
     server: Mutex<Option<Arc<Server>>>,
-    /// How many of a thousand requests meet a fault that a retry resolves.
+    /// How many of a thousand requests fail with a fault that a retry resolves.
     yields_max: u32,
 }
 

@@ -43,8 +43,9 @@ impl Place {
         S3Store::open(&config).unwrap()
     }
 
-    /// Waits until only `blobs` blobs are left, then lets two hours pass: the store removes the blobs of a
-    /// deleted object in the background, and a sweep that found one would make the head young again.
+    /// Waits until only `blobs` blobs are left, and then lets two hours pass. The store removes the
+    /// blobs of a deleted object in the background; a sweep that found such a blob would renew the
+    /// head.
     fn grow_old(&self, blobs: usize) {
         let deadline = Instant::now() + DEADLINE;
         while self.server.keys("d/").len() > blobs {

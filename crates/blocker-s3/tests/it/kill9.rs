@@ -36,7 +36,7 @@ use crate::trouble;
 
 const OBJECTS: usize = 6;
 const THREADS: usize = 3;
-/// The start of the writer's output lines that contain its reports.
+/// The prefix of the writer's output lines that contain its reports.
 const REPORT: &str = "writer: ";
 /// The maximum size of an object.
 const OBJECT_BYTES: usize = 300_000;
@@ -50,8 +50,8 @@ enum Step {
     Delete,
 }
 
-/// Returns change number `number` of an object in a round, the same for the writer and for the
-/// model.
+/// Returns change number `number` of an object in a round. The writer and the model get the same
+/// change.
 fn step(seed: u64, round: u64, object: usize, number: u64) -> Step {
     let mut rng = SmallRng::seed_from_u64(
         seed ^ round.wrapping_mul(0x9e37_79b9) ^ number << 20 ^ (object as u64) << 56,
@@ -122,8 +122,8 @@ fn claim(store: &S3Store, epoch: u64) {
 
 // ---- the process that writes
 
-/// Changes objects without end. Prints a line at the start and at the end of each change, with its
-/// outcome.
+/// Changes objects until the process is killed. Prints a line at the start and at the end of each
+/// change, with its outcome.
 fn write(config: &S3Config, seed: u64, round: u64) {
     let store = loop {
         match S3Store::open(config) {
@@ -223,7 +223,8 @@ impl Model {
         *self.counts.entry(name).or_default() += 1;
     }
 
-    /// The writer has ended, so the changes in progress may or may not have been made.
+    /// Records that the writer has been killed, so the changes in progress may or may not have been
+    /// made.
     fn killed(&mut self, seed: u64, round: u64) {
         for (object, number) in std::mem::take(&mut self.open) {
             let step = step(seed, round, object, number);
@@ -233,7 +234,8 @@ impl Model {
         }
     }
 
-    /// Checks that each object has one of its possible contents, which from now on is its only one.
+    /// Checks that each object has one of its possible contents. From then on, that content is the
+    /// only possible one.
     fn check(&mut self, store: &S3Store, context: &str) {
         for (number, possible) in self.possible.iter_mut().enumerate() {
             let found = loop {
@@ -260,7 +262,7 @@ impl Model {
     }
 }
 
-/// Runs against a server, or a proxy that makes requests and answers fail. `access` has the
+/// Runs against a server, or a proxy that makes requests and responses fail. `access` has the
 /// writers' credentials; `keys` returns the keys in the bucket that start with a prefix.
 fn run(
     way: &Double,
@@ -358,14 +360,14 @@ fn seed() -> u64 {
     number("KILL9_SEED").unwrap_or(1)
 }
 
-/// Runs the writer if this is its process, which runs only one test.
+/// Runs the writer if this process is the writer's, which runs only one test.
 fn is_writer() -> bool {
     let Ok(config) = std::env::var("KILL9_CONFIG") else { return false };
     write(&config.parse().unwrap(), seed(), number("KILL9_ROUND").unwrap());
     true
 }
 
-/// Returns a function that tells whether there have been enough rounds.
+/// Returns a function that tells whether enough rounds have been run.
 fn is_over() -> impl Fn(u64) -> bool {
     let since = Instant::now();
     move |done| match number("KILL9_MINUTES") {

@@ -21,7 +21,7 @@ use rand::seq::index::sample;
 
 use crate::http::{Asked, Double, SLOW_DOWN, Trouble};
 
-/// The time limit of an attempt in the tests of late answers, which wait for it: long enough for a
+/// The time limit of an attempt in the tests that wait for late responses. It is long enough for a
 /// busy machine.
 const SHORT: Duration = Duration::from_secs(3);
 
@@ -174,7 +174,7 @@ fn a_server_that_names_no_etag_is_refused_when_the_store_is_opened() {
     }
 }
 
-/// A server that keeps objects as files, and has no space for one.
+/// The server keeps objects as files, and has no space for one of them.
 #[test]
 fn a_name_that_the_server_cannot_keep_is_refused_at_once_and_one_that_it_could_not_is_kept() {
     let server = Double::new();

@@ -17,8 +17,8 @@ const SEEDS: u64 = 60;
 
 type Task<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Each writer adds to counters by reading, and by writing on condition of the version that it has
-/// read.
+/// Each writer increments counters: it reads a counter, and writes it on condition of the version
+/// that it has read.
 fn counters(seed: u64, permille: u32) {
     const WRITERS: usize = 3;
     const ADDITIONS: usize = 6;
@@ -87,8 +87,8 @@ fn no_update_is_lost_or_made_twice_where_answers_are_lost() {
     (0..SEEDS).for_each(|seed| counters(seed, 100));
 }
 
-/// A writer continues to create, overwrite and delete while another one claims its scope, and after
-/// that.
+/// A writer continues to create, overwrite and delete while another one claims its scope, and
+/// afterwards.
 fn depose(seed: u64, scope: &Scope, domain: Option<OrderDomain>, permille: u32) {
     let (server, clock) = (Server::new(seed), ManualClock::new());
     let (old, new) = (open(&server, &clock), open(&server, &clock));

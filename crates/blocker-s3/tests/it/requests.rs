@@ -67,8 +67,8 @@ fn a_flush_of_scattered_ranges_is_two_puts() {
     assert!(server.keys("d/").len() <= 97, "old blobs are removed");
 }
 
-/// Callers that change one object at the same time wait for each other, and none does its work
-/// twice.
+/// Callers that change the same object concurrently wait for each other, and none repeats the work
+/// of another.
 #[test]
 fn callers_of_one_store_do_not_make_each_other_repeat() {
     const CALLERS: u8 = 6;
@@ -132,7 +132,7 @@ fn a_deleted_object_leaves_no_blob() {
     assert_eq!(gone.map(drop), Err(Error::Missing));
 }
 
-/// A reader with an old head, whose blobs were removed by the time it requests them.
+/// A reader has an old head, whose blobs have been removed by the time it requests them.
 #[test]
 fn a_reader_that_misses_a_blob_looks_again() {
     let (server, clock) = (Server::new(1), ManualClock::new());

@@ -25,7 +25,7 @@ use crate::outside::{Outside, ask};
 /// Each case has its own prefix, so that its claims do not affect others.
 struct On<'a> {
     server: &'a Outside,
-    /// The proxy in between, if there is one.
+    /// The proxy in between, if the test uses one.
     way: Option<&'a Double>,
     case: AtomicU32,
 }
@@ -63,7 +63,7 @@ fn disk() -> ObjectId {
     ObjectId::new(Namespace::new("vm").unwrap(), Name::copy_from(b"disk").unwrap())
 }
 
-/// Several programs add to one number, and none of their additions is lost.
+/// Several programs increment the same number, and no increment is lost.
 fn programs_lose_no_update(server: &Outside) {
     const PROGRAMS: u64 = 4;
     const ADDITIONS: u64 = 10;
@@ -103,14 +103,15 @@ fn conforms(server: &Outside, way: Option<&Double>) {
     report.assert_passed();
 }
 
-/// The same, while one request of 40 is late, refused or interrupted, or has its answer lost.
+/// The suite passes although one request of 40 is late, refused or interrupted, or loses its
+/// response.
 fn conforms_with_trouble_on_the_way(server: &Outside) {
     let way = Double::before(server.endpoint.trim_start_matches("http://"));
     way.trouble(crate::trouble::passable(1, 40));
     conforms(server, Some(&way));
 }
 
-/// Requests and answers between the store and the server are late, interrupted or lost.
+/// Requests and responses between the store and the server are late, interrupted or lost.
 fn trouble_on_the_way_loses_nothing(server: &Outside) {
     for seed in 0..2 {
         let way = Double::before(server.endpoint.trim_start_matches("http://"));
@@ -123,7 +124,7 @@ fn trouble_on_the_way_loses_nothing(server: &Outside) {
     }
 }
 
-/// Blobs that are truncated or missing while their head exists.
+/// Blobs are truncated or missing while their head exists.
 fn damaged_blobs_are_noticed(server: &Outside) {
     let store = S3Store::open(&server.config("damage")).unwrap();
     block_on(store.write(WriteRequest::new(disk(), 0, vec![1; 100_000]))).unwrap();
@@ -139,8 +140,8 @@ fn damaged_blobs_are_noticed(server: &Outside) {
     assert_eq!(damaged().kind(), "corrupt", "{}: {}", server.name, damaged());
 }
 
-/// A removed bucket: its objects do not count as missing, because they cannot be reached. Also a
-/// bucket that never existed.
+/// The objects of a removed bucket cannot be reached, and do not count as missing. The same is true
+/// of a bucket that never existed.
 fn a_bucket_that_is_gone_is_no_missing_object(server: &Outside) {
     server.bucket(Method::PUT, "short-lived");
     let mut config = server.config("");

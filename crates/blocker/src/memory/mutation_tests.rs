@@ -179,8 +179,8 @@ impl Mutant {
         made.map(|reply| self.tamper(&request, before, reply))
     }
 
-    /// Makes a change in several steps, with other changes in between, as a backend does that
-    /// checks and changes separately or sends the parts of a change one by one. Returns `None` if
+    /// Makes a change in several steps, with other changes in between, like a backend that checks
+    /// and changes separately, or that sends the parts of a change individually. Returns `None` if
     /// the rule is not broken in this way.
     fn torn(&self, request: &ChangeRequest) -> Option<Result<ChangeReply>> {
         let ChangeRequest { object, change, terms, .. } = request;

@@ -91,8 +91,8 @@ fn a_small_object_takes_one_block() {
     }
 }
 
-/// The figures of docs/storage-contract.md: `cargo test -p cached-blocker --test it file_store -- --ignored
-/// --nocapture`.
+/// Measures the figures of docs/storage-contract.md: `cargo test -p cached-blocker --test it
+/// file_store -- --ignored --nocapture`.
 #[test]
 #[ignore = "long: figures, a minute of them"]
 fn figures() {

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 
-/// A listener that answers one request after the other, each on its own connection.
+/// A listener that responds to one request after the other, each on its own connection.
 struct Listener {
     address: SocketAddr,
     asked: Receiver<(String, Value)>,

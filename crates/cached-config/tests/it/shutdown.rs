@@ -85,7 +85,7 @@ fn an_earlier_loss_is_reported_at_shutdown() {
 }
 
 /// Data that the store has not accepted in time are not lost if the journal has them: the next
-/// process stores them. Without a journal, or in a namespace that is not logged, they are lost.
+/// process stores them. Without a journal, or in a namespace that is not journaled, they are lost.
 #[test]
 fn what_the_journal_has_is_no_loss() {
     for (is_journaled, is_logged) in [(true, true), (true, false), (false, false)] {
@@ -160,7 +160,8 @@ fn a_forced_end_states_what_the_journal_has() {
     assert!(!text.contains("journal"), "{text}");
 }
 
-/// Records of an object that the journal cannot read any more are neither stored nor dropped.
+/// The records of an object that can no longer be read from the journal are neither stored nor
+/// dropped.
 #[test]
 fn what_could_not_be_recovered_is_reported_and_kept() {
     let directory = tempfile::tempdir().unwrap();

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 const ENTRY_BYTES: usize = 600;
 
-/// Requests of an artificial load: ranks with a heavy tail that drift, and an occasional scan.
+/// Returns the requests of an artificial load: ranks with a heavy tail that drift, and an
+/// occasional scan.
 fn requests(count: usize, names: f64) -> impl Iterator<Item = u64> {
     let mut random = SmallRng::seed_from_u64(11);
     (0..count as u64).map(move |at| {

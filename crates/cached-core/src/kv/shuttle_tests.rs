@@ -22,8 +22,8 @@ fn uniform(value: &[u8]) -> bool {
     value.iter().all(|byte| *byte == value[0])
 }
 
-/// Returns whether a value was written by one writer, or is empty, followed by pairs of bytes
-/// appended by any writers.
+/// Returns whether a value was written by a single writer, or is empty, apart from pairs of bytes
+/// that any writers have appended.
 fn is_whole(value: &[u8]) -> bool {
     let set = [9_000, 40, 0].into_iter().find(|bytes| value.len() >= *bytes).unwrap_or(0);
     uniform(&value[..set])
@@ -95,7 +95,7 @@ fn no_increment_is_lost() {
     );
 }
 
-/// An expiry given by a touch is not undone by an append or an increment at the same time.
+/// An append or an increment does not undo an expiry that a concurrent touch has set.
 #[test]
 fn a_touch_survives_appends_and_increments() {
     shuttle::check_random(
@@ -124,8 +124,8 @@ fn a_touch_survives_appends_and_increments() {
     );
 }
 
-/// Two readers of a stale item whose number grows meanwhile: one of them wins the right to refresh
-/// it.
+/// Two readers find a stale item whose number is being incremented: one of them wins the right to
+/// refresh it.
 #[test]
 fn one_reader_wins_while_a_number_grows() {
     shuttle::check_random(
@@ -305,8 +305,8 @@ fn one_flight_per_key() {
     );
 }
 
-/// A prefix flush, its sweep, and stores of one key: values stored after the flush stay, and values
-/// stored before it are never seen after it.
+/// A prefix flush, its sweep, and stores of one key run concurrently: values stored after the flush
+/// stay, and values stored before it are never seen after it.
 #[test]
 fn a_prefix_ends_what_was_stored_before_and_nothing_else() {
     shuttle::check_random(

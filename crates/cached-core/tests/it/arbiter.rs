@@ -119,7 +119,7 @@ fn object(space: u64, number: u64) -> ObjectId {
     ObjectId::new(space, Name::copy_from(format!("object-{number}").as_bytes()).unwrap())
 }
 
-/// Random changes of both halves between the steps of random moves.
+/// Changes both halves at random between the steps of random moves.
 fn random_moves(seed: u64) {
     let mut rng = Rng::new(seed);
     let own = NamespaceConfig::new(namespace("own"), WriteMode::Back);

@@ -134,7 +134,7 @@ fn the_source_does_not_change_while_the_store_copies_it() {
     }
 }
 
-/// The buckets of a received payload become part of an object without a copy: each bucket is
+/// The buckets of a received payload become part of an object without a copy. Each of them is
 /// completely newer than the store, and other slots may refer to it.
 #[test]
 fn a_received_bucket_that_is_written_to_stores_all_of_its_content() {

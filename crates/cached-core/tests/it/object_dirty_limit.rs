@@ -44,7 +44,7 @@ fn object(n: u64) -> ObjectId {
 }
 
 impl Environment {
-    /// Returns how many of forty changes are acknowledged while the store does not respond; then
+    /// Returns how many of forty changes are acknowledged while the store does not respond. Then
     /// the store responds, and all changes must be acknowledged.
     #[track_caller]
     fn acknowledged<T: Unpin + 'static>(&mut self, change: impl Fn(&ObjectCache, u64) -> Reply<T>) -> u64 {

@@ -86,7 +86,7 @@ fn scattered_buckets_go_in_one_change() {
     env.end();
 }
 
-/// Whole objects and removals are requests of a flush, like parts of objects.
+/// A flush also sends whole objects and removals, not only parts of objects.
 #[test]
 fn every_change_that_a_flush_sends_is_counted() {
     let mut env = environment(back(), |_| ());
@@ -164,7 +164,8 @@ fn changes_during_a_long_flush_keep_their_age() {
     env.end();
 }
 
-/// Under pressure the object that has waited longest is flushed, not the one that was flushed a moment ago.
+/// Under pressure, the object that has waited longest is flushed, not the one that was flushed most
+/// recently.
 #[test]
 fn under_pressure_the_object_that_has_waited_longest_is_flushed_first() {
     let mut config = back();

@@ -15,7 +15,7 @@ fn put(base: &mut [u8], offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// The other reference to a bucket, which prevents a change in place.
+/// The holder of a second reference to a bucket, which prevents a change in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SharedWith {
     Nothing,
@@ -247,9 +247,9 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     assert!(matches!(theirs, Err(Error::Fenced { .. })), "no other client can write: {theirs:?}");
 }
 
-/// An object that is stored and forgotten while a listing examines the dirty queue is in the
-/// listing nevertheless; this happens when another owner takes over objects whose changes are still
-/// in flight.
+/// If an object is stored and forgotten while a listing examines the dirty queue, the listing
+/// contains it nevertheless. This happens when another owner takes over objects whose changes are
+/// still in flight.
 #[test]
 fn what_is_flushed_and_forgotten_while_it_is_listed_is_listed() {
     const COUNT: usize = 400;

@@ -185,7 +185,7 @@ impl Model {
         found.unwrap_or((None, SettingSource::Default))
     }
 
-    /// Returns whether the values are consistent: no reservation is above its limit.
+    /// The settings of one source: the write mode, and the values of `KEYS`.
     fn fits(&self) -> bool {
         NAMES.into_iter().all(|name| {
             let of = |key| self.value(name, key).0;
@@ -230,9 +230,9 @@ fn draw(rng: &mut Rng, has_none: bool) -> Table {
     table
 }
 
-/// Random sequences of settings and resets by each source, reloads, removals and restarts. After
-/// every step each value comes from the strongest source that has it, and the effective settings
-/// agree.
+/// Each source sets and resets values at random, with reloads, removals and restarts in between.
+/// After every step each value comes from the strongest source that has one, and the effective
+/// settings agree.
 #[test]
 fn every_value_is_that_of_its_strongest_source_whatever_others_do() {
     let seed = std::env::var("CACHED_SETTINGS_SEED").ok().and_then(|seed| seed.parse().ok());

@@ -28,7 +28,7 @@ enum Forget {
 }
 
 /// During a load, a sector is written and stored, and its bucket is forgotten, all before the
-/// response arrives: during the first load, or during a later one if there is one.
+/// response arrives. This happens during the first load, or during a later one if there is one.
 fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
     let mut counted = Vec::new();
     for later in [0, 1] {
@@ -110,8 +110,8 @@ enum End {
     Removed,
 }
 
-/// A load, and the end of the loaded bytes, in any order, with and without a flush before the
-/// response.
+/// A load of bytes competes with a truncation of the same bytes, in any order, with and without a
+/// flush before the response.
 #[test]
 fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
     let object = id("volume");
@@ -240,8 +240,9 @@ fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
     buffer.finish()
 }
 
-/// A bucket that two objects share is clean in only one of them: the other forgets the bucket once
-/// its flush is stored. A load whose response preceded the flush is older than the forgotten bytes.
+/// A bucket that two objects share is clean in only one of them. The other object forgets the
+/// bucket once its flush is stored. A load whose response preceded the flush is older than the
+/// forgotten bytes.
 #[test]
 fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
     let (first, second) = (id("first"), id("second"));

@@ -351,8 +351,8 @@ fn a_journal_that_another_writer_has_overtaken_is_kept_aside_and_not_replayed() 
     assert!(!disk.names().unwrap().contains(&"overtaken-2".to_owned()));
 }
 
-/// Returns the disk of a journal with one change of an object in each of two namespaces, the store,
-/// the object in the second namespace, and the written bytes.
+/// Returns the disk of a journal with one change in each of two namespaces, the store, the object
+/// in the second namespace, and the written bytes.
 fn written_in_two() -> (SimulatedDisk, Arc<Memory>, ObjectId, Vec<u8>) {
     let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
     let mut process = Process::start(&disk, &store, 1).unwrap();
@@ -477,8 +477,8 @@ pub(crate) fn assert_recovered(process: &mut Process, store: &Memory, contents: 
     }
 }
 
-/// The store accepts a claim, and the response is lost: the next attempt must not mistake this
-/// claim for the claim that voids the journal.
+/// The store accepts a claim, and the response is lost. The next attempt must not mistake this
+/// claim for the one that voids the journal.
 #[test]
 fn a_claim_whose_answer_is_lost_leaves_nothing_out() {
     for nth in [1, 2] {
@@ -670,7 +670,7 @@ fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
     assert_eq!(process.read(2).unwrap(), contents[2]);
 }
 
-/// Returns a journal with a state of object 0 in three parts: `before` records of object 1 precede
+/// Returns a journal with a state of object 0 in three parts. `before` records of object 1 precede
 /// them, and each part except the last is followed by `between` records of `bytes` bytes, which
 /// fill more than a segment.
 fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes: usize) -> SimulatedDisk {

@@ -8,8 +8,8 @@ use cached_core::object::ObjectCacheConfig;
 use test_kit::sim::Sim;
 use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
 
-/// Reads a quarter of the cache repeatedly while a scan of twenty times the cache passes; returns
-/// the hit ratio of these reads in the second half.
+/// Reads a quarter of the cache repeatedly, while a scan reads twenty times the cache's capacity.
+/// Returns the hit ratio of these reads in the second half.
 fn hits_beside_a_scan(policy: &str) -> f64 {
     let mut sim = Sim::new(None);
     let store = memory(&sim.clock);

@@ -74,7 +74,7 @@ impl Environment {
     }
 }
 
-/// Makes `trouble` for some seconds, until `end`: the trouble must not delay hits, and no data may
+/// Causes `trouble` for some seconds, until `end`. The trouble must not delay hits, and no data may
 /// be lost.
 fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volatile: bool) {
     let mut config = small(WriteMode::Back);

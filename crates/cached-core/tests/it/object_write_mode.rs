@@ -38,8 +38,8 @@ fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     }
 }
 
-/// A write-back change is not applied while a change of another range is in flight to the store: a
-/// flush of the first would set the object's end without regard to the second.
+/// A write-back change is not applied while a change of another range is in flight to the store. A
+/// flush of the former would set the object's end without regard to the latter.
 #[test]
 fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_changed() {
     let mut env = CacheEnvironment::new(small(WriteMode::Through));
@@ -65,8 +65,8 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     same(&bytes[(4 * BUCKET) as usize..], &first, "forwarded");
 }
 
-/// Before a change in another mode, the written-back data are stored, and a copy keeps the
-/// durability of its own mode.
+/// Before a change in another mode, the written-back data are stored. A copy keeps the durability
+/// of its own mode.
 #[test]
 fn what_was_written_back_is_stored_before_a_forwarded_change() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));

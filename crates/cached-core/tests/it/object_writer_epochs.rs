@@ -14,7 +14,7 @@ use test_kit::{cache, content, fill, id, namespace, pattern, same, small};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Caches over one store.
+/// Several caches over one store.
 struct Environment {
     sim: Sim,
     store: Arc<SteeredStore>,

@@ -49,8 +49,8 @@ fn the_corpus_passes_the_fuzz_targets() {
     }
 }
 
-/// The decoders' replies are contained in memcached's reply, in the same order, and they close when
-/// it did.
+/// The decoders' replies are contained in memcached's reply, in the same order, and they close the
+/// connection when memcached did.
 #[test]
 fn recorded_inputs() {
     for vector in crate::recorded::vectors() {

@@ -36,11 +36,11 @@ struct Host {
     lease: Option<Arc<Lease>>,
 }
 
-/// What the store answers to the claims of one host.
+/// The store's responses to the claims of one host.
 #[derive(Default)]
 struct Claims {
     asked: Vec<Epoch>,
-    /// The next answers; then claims are granted.
+    /// The next responses; after these, claims are granted.
     answers: VecDeque<Claimed>,
     are_delayed: bool,
 }
@@ -88,7 +88,7 @@ impl World {
         &self.hosts[host]
     }
 
-    /// Lets the hosts do what they can without a change of the time.
+    /// Lets the hosts do as much as they can without a change of the time.
     fn poll(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         for _ in 0..20 {
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// At most one host may serve.
+    /// Checks that at most one host serves.
     fn check(&self) {
         let serves = |host: &&Host| host.lease.as_ref().is_some_and(|lease| lease.holds());
         assert!(self.hosts.iter().filter(serves).count() <= 1, "two hosts serve");
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// Advances until the host has a part.
+    /// Advances the time until the host has a role.
     fn until(&mut self, host: usize, most: Duration, wanted: impl Fn(&Leadership) -> bool) -> Leadership {
         let end = self.clock.now() + most;
         loop {
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// Polls a request of the host's operator until it is answered.
+    /// Polls a request of the host's operator until it completes.
     fn step_down(&mut self, host: usize, to: Release) -> Result<()> {
         let elector = self.host(host).elector.clone();
         let mut request = Box::pin(async move { elector.step_down(to).await });

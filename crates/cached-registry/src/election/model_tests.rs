@@ -14,7 +14,7 @@ use crate::agreement::{Agreement, Block, Rule, Step};
 const ONE_VALUE: &str = "an epoch decides one value";
 const ALONE: &str = "a node that runs alone decides";
 
-/// The agreement on a disk: every read of a block and every write is a step of its own.
+/// The agreement on a disk. Every read of a block, and every write, is a separate step.
 #[derive(Clone)]
 struct Disk {
     nodes: usize,
@@ -34,7 +34,7 @@ struct DiskState {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Node {
-    /// `None` while the process does not run.
+    /// The state of the process; `None` while it does not run.
     agreement: Option<Agreement>,
     io: Io,
     /// The latest epoch that the node has heard of.
@@ -129,7 +129,7 @@ impl Disk {
         }
     }
 
-    /// Returns whether `node` decides some epoch if no other node does anything.
+    /// Returns whether `node` decides an epoch if no other node does anything.
     fn decides_alone(&self, state: &DiskState, node: usize) -> bool {
         let mut state = state.clone();
         if state.nodes[node].agreement.is_none() {
@@ -227,7 +227,7 @@ impl Model for Disk {
     }
 }
 
-/// Checks a model whose rules all hold.
+/// Checks that all properties of a model hold.
 fn holds<M: Model + Send + Sync + 'static>(name: &str, model: M)
 where
     M::State: std::hash::Hash + Send + Sync + Clone + std::fmt::Debug + PartialEq,
@@ -291,17 +291,18 @@ const IN_FORCE: &str = "a change that lands has the epoch in force";
 const LEASE: Duration = Duration::from_nanos(30);
 const TICK: u64 = 10;
 
-/// Hosts that elect a leader, with a clock each. Operations, claims and changes are delayed at
-/// will; replies are lost, hosts crash and return, a write whose reply was lost may land later. A read of
-/// several blocks is one step: of two hosts, each reads only one block that the other one writes.
+/// Hosts that elect a leader, each with its own clock. Operations, claims and changes have
+/// arbitrary delays; replies are lost, hosts crash and return, and a write whose reply was lost may
+/// take effect later. A read of several blocks is one step: of two hosts, each reads only one block
+/// that the other one writes.
 struct Hosts<S> {
-    /// What each host's clock shows when the model begins; their number is that of the hosts.
+    /// The times that the hosts' clocks show when the model begins; there is one for each host.
     clocks: Vec<u64>,
     ticks: u64,
     losses: u8,
     crashes: u8,
     step_downs: u8,
-    /// How often the place forgets everything, as a registry does that was set up anew.
+    /// How often the registry forgets everything, as one does that was created anew.
     forgets: u8,
     /// Breaks a rule.
     break_rule: fn(&mut S),
@@ -314,7 +315,7 @@ struct HostsState<S: Subject> {
     place: S::Place,
     store: Store,
     hosts: Vec<Host<S>>,
-    /// Writes that may land later: the host, the operation, and the time on its clock.
+    /// Writes that may take effect later: the host, the operation, and the time on its clock.
     strays: Vec<(usize, S::Op, Timestamp)>,
     led: BTreeSet<(Epoch, u128)>,
     losses: u8,
@@ -361,7 +362,7 @@ impl<S: Subject> Host<S> {
     }
 }
 
-/// Does what a host's machine wants to do at `now`, until it waits.
+/// Performs the actions that a host's machine requests at `now`, until the machine waits.
 fn act<S: Subject>(host: &mut Host<S>, now: Timestamp) {
     let Some(machine) = &mut host.machine else { return };
     loop {
@@ -390,7 +391,8 @@ impl<S: Subject> Hosts<S> {
         machine.map_or(Role::Standby, |machine| machine.role(self.now(state, node)))
     }
 
-    /// Drops the operation under way; a write that has not landed may land later.
+    /// Drops the operation in progress. If it is a write that has not taken effect, it may do so
+    /// later.
     fn drop_flight(state: &mut HostsState<S>, node: usize) -> Option<S::Op> {
         let Flight { op, has_landed, began, .. } = state.hosts[node].flight.take()?;
         if S::STRAYS && S::is_write(&op) && !has_landed {

@@ -39,11 +39,11 @@ enum Event {
 
 struct Host<S: Subject> {
     machine: Option<S>,
-    /// What the clock shows at time 0, and its rate in thousandths.
+    /// The time that the clock shows at time 0, and its rate in thousandths.
     clock: u64,
     rate: u64,
     starts: u64,
-    /// The number of the last scheduled wake-up; earlier ones are void.
+    /// The number of the last scheduled wake-up; earlier wake-ups are void.
     wakes: u64,
     paused_until: u64,
     flight: Option<Flight<S>>,
@@ -130,7 +130,7 @@ impl<S: Subject> World<S> {
         self.queue.push(Reverse((time, self.events, event)));
     }
 
-    /// Schedules an event after `least` to `most` ms.
+    /// Schedules an event at a time between `least` and `most` ms from now.
     fn after(&mut self, least: u64, most: u64, event: Event) {
         let delay = self.rng.random_range(least * MS..=most * MS);
         self.at(self.now + delay, event);

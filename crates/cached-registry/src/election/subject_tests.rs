@@ -28,8 +28,8 @@ pub(super) trait Subject: Value {
     fn next(&mut self, now: Timestamp) -> Action<Self::Op>;
     /// Returns the number of atomic steps of an operation.
     fn steps(op: &Self::Op, nodes: usize) -> usize;
-    /// Executes one step at the place; the reply of the last step has all of them. `clock` is the
-    /// time on the host's clock when it began the operation.
+    /// Executes one step at the place of the election; the reply of the last step completes the
+    /// operation. `clock` is the time on the host's clock when it began the operation.
     fn apply(
         place: &mut Self::Place,
         node: usize,
@@ -39,7 +39,7 @@ pub(super) trait Subject: Value {
         reply: Option<Self::Reply>,
     ) -> Self::Reply;
     fn is_write(op: &Self::Op) -> bool;
-    /// Takes the reply to an operation; `None` if it is lost.
+    /// Handles the reply to an operation; `None` if the reply is lost.
     fn reply(&mut self, now: Timestamp, op: &Self::Op, reply: Option<Self::Reply>);
     fn claimed(&mut self, now: Timestamp, outcome: Claimed);
     fn role(&self, now: Timestamp) -> Role;
@@ -50,8 +50,8 @@ pub(super) trait Subject: Value {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ByDocument {
     pub(super) machine: DocumentElection,
-    /// Breaks the rule that a lease is measured by one's own clock: the standby counts from the
-    /// time that the writer's clock showed.
+    /// Breaks the rule that a lease is measured by the host's own clock: the standby counts from
+    /// the time that the writer's clock showed.
     pub(super) counts_by_others_clock: bool,
 }
 
@@ -215,7 +215,8 @@ impl Subject for BlockElection {
     }
 }
 
-/// The store that the leader claims and writes to, decided by the functions of all real stores.
+/// The store that the leader claims and writes to. The functions that all real stores use make its
+/// decisions.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Store {
     epoch: u64,

@@ -15,7 +15,8 @@ pub(crate) fn key(text: &str) -> Key {
     Key::new(text).unwrap()
 }
 
-/// Returns the next changes of a watch. An interruption is no error: the watch continues.
+/// Returns the next changes of a watch. An interruption is not an error, because the watch
+/// continues.
 pub(crate) async fn next(watch: &mut Watch) -> Result<Changes, Error> {
     let changes = async {
         loop {
@@ -28,7 +29,7 @@ pub(crate) async fn next(watch: &mut Watch) -> Result<Changes, Error> {
     tokio::time::timeout(PATIENCE, changes).await.expect("the watch reports nothing")
 }
 
-/// Returns the events of a watch until one of them is about `last`.
+/// Returns the events of a watch until one of them concerns `last`.
 pub(crate) async fn until(watch: &mut Watch, last: &Key) -> Vec<Event> {
     let mut events = Vec::new();
     while events.last().is_none_or(|event: &Event| event.key() != last) {
@@ -46,7 +47,7 @@ async fn value(registry: &Registry, text: &str) -> Option<String> {
     Some(String::from_utf8(document.value.to_vec()).unwrap())
 }
 
-/// Checks the whole contract. `forget` makes the registry forget changes up to the present one.
+/// Checks the whole contract. `forget` makes the registry forget all changes up to the present.
 pub(crate) async fn check<F: Future<Output = ()>>(a: &Registry, b: &Registry, forget: impl Fn() -> F) {
     changes_are_conditional(a, b).await;
     changes_are_made_together(a, b).await;

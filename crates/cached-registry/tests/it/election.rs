@@ -10,14 +10,14 @@ use crate::bodies::{on_disk, run, table};
 use crate::contract::create;
 use crate::etcd_server::{Etcd, is_installed};
 
-/// So long that the blocks of a slow disk do not take too long for it.
+/// The lease is so long that reading and writing the blocks of a slow disk takes less time.
 const LEASE: Duration = Duration::from_secs(9);
 
 fn candidate(node: &str) -> Candidate {
     Candidate { node: node.into(), address: format!("{node}:1"), writer: WriterId::random() }
 }
 
-/// Lets a host take part whose store grants every claim.
+/// Starts a host that takes part in the election, and whose store grants every claim.
 fn host(registry: &Registry, node: &str) -> (Elector, tokio::task::JoinHandle<Result<()>>) {
     let granted = |_: Epoch| -> cached_registry::election::Claiming { Box::pin(async { Claimed::Granted }) };
     let (elector, running) = elect(registry, candidate(node), LEASE, granted).unwrap();

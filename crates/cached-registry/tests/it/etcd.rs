@@ -52,8 +52,8 @@ fn etcd_keeps_the_contract() {
     run(quiet_documents_are_watched_across_a_compaction(&separate, &registry, &mut etcd));
 }
 
-/// A watch continues if the compaction has only forgotten changes of other documents; a removal that
-/// was forgotten is reported.
+/// A watch continues if the compaction has forgotten only changes of other documents. A forgotten
+/// removal is reported.
 async fn quiet_documents_are_watched_across_a_compaction(quiet: &Registry, busy: &Registry, etcd: &mut Etcd) {
     let revision = create(quiet, "q/a", "1").await;
     for removes in [false, true] {
@@ -141,7 +141,7 @@ fn etcd_with_passwords_and_tls_keeps_the_contract() {
     });
 }
 
-/// Creates a document although etcd is electing a leader, or does not know a login any more.
+/// Creates a document although etcd is electing a leader, or no longer knows a login.
 async fn create_soon(registry: &Registry, text: &'static str) {
     let change = Change::put(key(text), Expect::Absent, "x");
     loop {

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, KeyPair};
 
-/// How long etcd may take to start on a busy machine.
+/// The maximum time that etcd may take to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running etcd. Dropping it ends it.
 pub(crate) struct Etcd {
     process: Child,
     pub(crate) url: String,
-    /// The member's name and URL for the other members, and those of all members.
+    /// The member's name and URL for other members, and the names and URLs of all members.
     name: String,
     peer: String,
     cluster: String,
@@ -92,7 +92,7 @@ impl Etcd {
         self.wait();
     }
 
-    /// Sends a request as `curl` does, and returns the answer.
+    /// Sends a request as `curl` does, and returns the response.
     pub(crate) fn post(&self, method: &str, request: &str, token: Option<&str>) -> serde_json::Value {
         let connector = cached_http::Route::new(PATIENCE);
         let tls = match self.uses_tls {

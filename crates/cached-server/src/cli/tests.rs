@@ -344,7 +344,7 @@ fn printed(arguments: &[&str]) -> String {
     }
 }
 
-/// The printed configuration, read again, prints the same and means the same.
+/// The printed configuration can be read again: it prints the same text, and has the same meaning.
 #[test]
 fn the_printed_configuration_reads_back_to_the_same_settings() {
     let (_first, objects) = file(

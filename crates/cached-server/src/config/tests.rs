@@ -387,7 +387,7 @@ fn the_deployed_file_shows_every_key_with_its_default() {
     }
 }
 
-/// Shares memory as configured by a file with these lines.
+/// Shares the memory as a file with these lines configures it.
 fn shared_memory(text: &str) -> Result<(SharedMemory, ObjectsTable), String> {
     let file = parse(text).map_err(|error| error.to_string())?;
     let (settings, mut objects) = (file.settings().expect("settings"), file.objects);

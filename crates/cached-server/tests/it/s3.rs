@@ -25,7 +25,7 @@ struct Place {
     dir: tempfile::TempDir,
 }
 
-/// The process. Dropping this value kills it.
+/// The process of a server. Dropping this value kills the process.
 struct Cached(Child);
 
 impl Drop for Cached {
@@ -47,8 +47,8 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// Returns the command for a write-back cache over the bucket that flushes only on request.
-    /// `keys` are added to the table of the store.
+    /// Returns the command that starts a write-back cache over the bucket, which flushes only on
+    /// request. `keys` are added to the table of the store.
     fn command(&self, keys: &str) -> Command {
         let text = format!(
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n\

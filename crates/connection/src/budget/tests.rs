@@ -127,8 +127,8 @@ fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
     assert!(Budget::new(needed, SHARE_BYTES_MIN, 4 * MIB, 64 * MIB, 1024).is_ok());
 }
 
-/// Clients join, leave, demand, use their grants and accept late, in any order. No more is ever
-/// granted than exists, and every demand is met.
+/// Clients join, leave, demand, use their grants and accept late, in any order. The grants never
+/// exceed the budget, and every demand is met.
 #[test]
 fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
     for seed in 1..=30 {
@@ -299,7 +299,7 @@ fn accept_all_holding(grant: &mut Grant, cost_bytes: u64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Some clients never release their bytes, others do. The latter are all served soon, and no
+    /// Some clients never release their bytes, others do. The others are all served soon, and no
     /// connection that holds at most its share is closed.
     #[test]
     fn one_client_never_stops_another(

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The time limit for a reply or a condition. Generous, because the machine may be busy.
+/// The time limit for a reply or a condition. It is generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A server that runs until it is dropped.
@@ -106,7 +106,7 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
-/// Reads once. If the process is suspended meanwhile, the system does not begin a read with a timeout again.
+/// Reads once. If the process was suspended, the system does not restart a read with a timeout.
 fn read(stream: &mut TcpStream, into: &mut [u8]) -> usize {
     loop {
         match stream.read(into) {
@@ -197,7 +197,8 @@ fn values_of_all_sizes_whole_and_in_pieces() {
     }
 }
 
-/// Requests of every kind, whole, incomplete, refused and interrupted, in the same drives of one worker.
+/// One worker processes requests of every kind in the same drives: whole, incomplete, refused and
+/// interrupted ones.
 #[test]
 fn connections_that_are_ready_together_do_not_affect_each_other() {
     let server = Running::start(|settings| settings.threads = 1);

@@ -199,7 +199,7 @@ fn requests() -> Vec<Request> {
     ]
 }
 
-/// Shows payloads as bytes, independent of their segments.
+/// Shows payloads as bytes, regardless of their segments.
 fn shown(request: &Request) -> String {
     let mut request = request.clone();
     let Request::Change(changing) = &mut request else { return format!("{request:?}") };

@@ -8,7 +8,7 @@ use synapse::codec::{HEADER_BYTES, Op};
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Headers of known operations with arbitrary contents, followed by arbitrary bytes.
+    /// Headers of known operations have arbitrary contents, and arbitrary bytes follow them.
     #[test]
     fn headers_of_anything(
         op in prop::sample::select(Op::ALL),

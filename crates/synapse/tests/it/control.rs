@@ -11,7 +11,7 @@ use blocker::*;
 use synapse::ServerConfig;
 use synapse::codec::*;
 
-/// An in-memory backend with its own control plane, and a hub for events.
+/// An in-memory backend with a control plane of its own, and a hub for events.
 struct Controlled {
     memory: Memory,
     events: EventHub,

@@ -45,7 +45,7 @@ fn allocations() -> u64 {
 }
 
 /// Runs a server, including its backend's background work, on a counting thread, and `run`
-/// alongside it.
+/// concurrently.
 fn beside_a_counting_server(
     backend: Arc<dyn Blocker>,
     background: impl Future<Output = ()> + Send + 'static,

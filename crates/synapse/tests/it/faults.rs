@@ -67,7 +67,7 @@ fn write(value: Value) -> WriteRequest {
     WriteRequest::new(register(0), 0, value.to_bytes())
 }
 
-/// Repeats a call until it does not fail with `Retryable`.
+/// Repeats a call as long as it fails with `Retryable`.
 async fn settled<T: Unpin>(call: impl Fn() -> Reply<T>) -> Result<T, Error> {
     for _ in 0..20 {
         match call().await {
@@ -96,8 +96,8 @@ fn plans(total: [u64; 2], fault: Fault) -> impl Iterator<Item = Plan> {
     up.chain(down)
 }
 
-/// Executes a write, a compare-and-write, and a read. Returns the values written, the duration, and
-/// the number of bytes carried.
+/// Executes a write, a compare-and-write, and a read. Returns the written values, the duration, and
+/// the number of transferred bytes.
 fn exchange(plan: Plan) -> (Vec<Value>, Duration, [u64; 2]) {
     simulate(async {
         let environment = Environment::new(plan.clone()).await;
@@ -119,7 +119,7 @@ fn exchange(plan: Plan) -> (Vec<Value>, Duration, [u64; 2]) {
     })
 }
 
-/// While the server lives, no network fault changes the result or leaves it unknown.
+/// While the server lives, no network fault changes a result or makes it unknown.
 fn does_no_harm(fault: Fault) {
     let (_, _, total) = exchange(Plan::default());
     let mut count = 0;
@@ -152,7 +152,8 @@ fn a_peer_that_pauses_anywhere_loses_nothing_and_does_nothing_twice() {
     does_no_harm(Fault::Pause(Duration::from_secs(8)));
 }
 
-/// Returns the outcome of a write when the server is killed at some byte, and the values written.
+/// Returns the outcome of a write during which the server is killed at some byte, and the written
+/// values.
 fn dies(plan: &Plan) -> (Result<(), Error>, Vec<Value>) {
     simulate(async {
         let environment = Environment::new(plan.clone()).await;
@@ -189,7 +190,7 @@ fn after_the_server_has_died_the_outcome_is_unknown_and_never_guessed() {
     assert!(done > 0 && unknown_done > 10 && unknown_not_done > 10);
 }
 
-/// Returns the length of the handshake in each direction, after which requests and answers start.
+/// Returns the length of the handshake in each direction, after which requests and responses start.
 fn handshake_bytes() -> [u64; 2] {
     simulate(async {
         let environment = Environment::new(Plan::default()).await;
@@ -219,7 +220,7 @@ fn only_one(config: &mut ServerConfig) {
     (config.connections_max, config.sessions_max) = (1, 1);
 }
 
-/// Returns the outcome of a write whose answer was lost and whose session was then replaced by
+/// Returns the outcome of a write whose response was lost, and whose session was then replaced by
 /// another client's.
 async fn forgotten(environment: &Environment) -> Result<(), Error> {
     let mut patient = client_config(&environment.server);
@@ -248,8 +249,8 @@ fn a_session_that_was_forgotten_leaves_the_outcome_unknown() {
     });
 }
 
-/// Returns plans by which the connections with numbers in `vain` break before their welcome is
-/// complete. The first connection loses its first answer by the fault `lost`.
+/// Returns plans in which the connections with numbers in `vain` break before their welcome is
+/// complete. The first connection loses its first response by the fault `lost`.
 fn handshakes_in_vain(
     [_, welcome]: [u64; 2],
     lost: Fault,

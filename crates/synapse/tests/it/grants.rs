@@ -42,7 +42,7 @@ impl Raw {
         raw
     }
 
-    /// Sends a hello, without waiting for an answer.
+    /// Sends a hello, without waiting for a response.
     async fn hello(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
         let session = SessionId { client: [9; 16], lane };
         let hello = Hello::new(session, Features(features), [1; 32], Credits { slots: 16, bytes });
@@ -64,7 +64,7 @@ impl Raw {
         self.try_frame().await.expect("a frame, not the end")
     }
 
-    /// Returns the next frame; `None` at the end.
+    /// Returns the next frame; `None` at the end of the stream.
     async fn try_frame(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some(measured) = measure(&self.buffer, 64 << 20).unwrap() {

@@ -139,9 +139,9 @@ fn a_history_beyond_the_limits_gets_no_verdict() {
     }
 }
 
-/// Returns whether `order` is what [`linearize`] promises: it contains every known operation once,
-/// each is allowed at its position, and none precedes another one that was answered before it was
-/// called.
+/// Returns whether `order` has the properties that [`linearize`] promises: it contains every known
+/// operation once, each operation is allowed at its position, and none precedes an operation that
+/// was answered before it was called.
 fn is_an_order_of(history: &[Operation], order: &[usize]) -> bool {
     let known = (0..history.len()).filter(|&at| !history[at].action.is_unknown());
     let complete = known.into_iter().all(|at| order.contains(&at));
@@ -224,8 +224,8 @@ fn some_order_explains(history: &[Operation], order: &mut Vec<usize>) -> bool {
     })
 }
 
-/// The worst case within the limits: only writes to choose from, ten of them with unknown outcome,
-/// and a last read that no order explains.
+/// The worst case within the limits: all choices are writes, ten of them have an unknown outcome,
+/// and no order explains the last read.
 #[test]
 fn the_search_ends_within_its_limits() {
     let mut history = Vec::new();

@@ -39,7 +39,7 @@ struct Run {
     replays: u64,
 }
 
-/// Runs clients over an unreliable network to a store with delayed answers. Two clients share a
+/// Runs clients over an unreliable network to a store with delayed replies. Two clients share a
 /// connection, or two have two connections.
 fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
     simulate(async {
@@ -95,7 +95,7 @@ fn assert_safe(seed: u64, kinds: &[Kind], run: &Run) {
     }
 }
 
-/// Returns the history, with the store's final content as a last read.
+/// Returns the history, followed by a read of the store's final content.
 fn with_final_read(run: &Run, number: usize, history: &[Operation]) -> Vec<Operation> {
     let mut history = history.to_vec();
     let end = history.iter().map(|o| o.called.max(if o.answered == u64::MAX { 0 } else { o.answered })).max();
@@ -153,9 +153,9 @@ fn everything_at_once() {
     safe_under(&Kind::ALL, 500..530);
 }
 
-/// Returns how many runs with `off` switched off it takes until one is refused because of the order
-/// of its history, and one because of the ledger. Not every run has a fault at a byte where the
-/// rule matters.
+/// Returns how many runs without the rule `off` are necessary until one is refused because of the
+/// order of its history, and one because of the ledger. Not every run has a fault at a byte where
+/// the rule matters.
 fn runs_until_noticed(off: Rule, kinds: &[Kind], seeds: std::ops::Range<u64>) -> Option<(usize, usize)> {
     let (mut by_order, mut by_ledger) = (None, None);
     for (count, seed) in seeds.enumerate() {

@@ -18,8 +18,8 @@ fn clocked(backend: Arc<dyn Blocker>) -> (Host, ManualClock) {
     (Host::new(Kind::Tcp, backend, config), clock)
 }
 
-/// Advances the clock in steps until `is` holds. Other threads may see many steps as one, so use it
-/// only for results that do not depend on when they are noticed.
+/// Advances the clock in steps until `is` holds. Other threads may see many steps as one, so this
+/// is suitable only for results that do not depend on the time at which they are noticed.
 #[track_caller]
 fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(60);

@@ -131,8 +131,8 @@ fn an_operation_whose_feature_was_not_granted_ends_the_connection() {
     assert!(raw.frame().goodbye().to_string().contains("was not granted"));
 }
 
-/// A truncated or omitted value, where the protocol gives it another length, would change the
-/// meaning.
+/// If a value is truncated or omitted where the protocol requires another length, its meaning would
+/// change.
 #[test]
 fn a_hello_with_a_value_of_another_length_is_refused() {
     let host = Host::memory();
@@ -374,8 +374,7 @@ fn an_exposed_server_keeps_its_secret() {
     server.set_secrets(Some(Secret::new(&[8; 32]).unwrap()), None).unwrap();
 }
 
-/// A server that asks for a proof, as one that knows the secret does, and sends an invalid proof of
-/// its own.
+/// A server requests a proof, as one that knows the secret does, and sends an invalid proof itself.
 #[test]
 fn a_server_whose_proof_is_wrong_is_refused() {
     let open = Host::memory();

@@ -235,7 +235,7 @@ fn an_orderly_shutdown_answers_requests_that_have_begun() {
     assert!(std::net::TcpStream::connect(address.as_str()).is_err());
 }
 
-/// The socket outlives the first server. No client is refused meanwhile, and a change that the
+/// The socket outlives the first server. No client is refused in the meantime. A change that the
 /// first server has not started or not received is made by the second one.
 #[test]
 fn a_change_that_an_ending_server_has_not_begun_is_made_by_the_next() {

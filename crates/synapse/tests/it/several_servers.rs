@@ -59,7 +59,7 @@ impl Pair {
         self.hosts[0].client_with(self.config()).await
     }
 
-    /// Makes the other host than `from` serve, after `from` was killed.
+    /// Makes the other host serve after `from` was killed.
     fn take_over(&self, from: usize) {
         self.hosts[from].kill();
         self.hosts[1 - from].start();
@@ -278,7 +278,7 @@ fn writes_that_a_host_took_with_it_fail_flushes_at_the_next_one_unless_it_ended_
     });
 }
 
-/// Clients on an unreliable network, whose hosts take over from each other again and again.
+/// The clients use an unreliable network, and the hosts take over from each other repeatedly.
 #[test]
 fn histories_across_hosts_have_an_order() {
     let (mut changes, mut unknown) = (0, 0);

@@ -34,7 +34,8 @@ pub(crate) struct Arguments {
     write: bool,
 }
 
-/// Figures, and the compiler of the measured server: another compiler generates other instructions.
+/// Figures, and the compiler of the measured server: a different compiler generates different
+/// instructions.
 #[derive(serde::Deserialize, serde::Serialize)]
 struct Baseline {
     rustc: String,
@@ -91,7 +92,7 @@ const REQUESTS: usize = 20_000;
 const KEYS: usize = 1_000;
 const VALUE: [u8; 100] = [b'v'; 100];
 
-/// The measured load: a batch of requests, sent at once, that reads or stores `keys` keys.
+/// The measured load: a batch of requests, sent together, that reads or stores `keys` keys.
 struct Subject {
     name: &'static str,
     keys: usize,
@@ -121,7 +122,7 @@ fn append_set(out: &mut Vec<u8>, number: usize, more: &str) {
     out.extend(b"\r\n");
 }
 
-/// Returns a batch whose keys begin at a given one, and its reply.
+/// Returns a batch whose keys begin at a given key, and the expected reply.
 fn batch(subject: &Subject, first: usize) -> (Vec<u8>, Vec<u8>) {
     let (mut request, mut reply) = (Vec::new(), Vec::new());
     if let Kind::Multiget = subject.kind {
@@ -160,8 +161,8 @@ fn start(program: &Path, args: &str) -> Server {
     Start::program(Program { path: program.to_path_buf(), flavour: Flavour::Cached }).args(args).start()
 }
 
-/// Returns the instructions of the busiest thread of a server from its start to its end, with a preload and `batches`
-/// batches in between.
+/// Returns the instructions of the server's busiest thread, from start to end, with a preload and
+/// `batches` batches in between.
 fn count_instructions(
     valgrind: &Path,
     server: &Path,

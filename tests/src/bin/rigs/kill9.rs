@@ -8,7 +8,7 @@ use cached_tests::checkers::full_path;
 use cached_tests::kill9::{self, Backend, Options};
 use cached_tests::program::Program;
 
-/// Kills the real process with kill -9 under load, also while it recovers
+/// Kills the real process by kill -9 under load, and also while it recovers
 ///
 /// Prints a line for each round, and exits with status 1 if acknowledged data are lost or torn.
 #[derive(clap::Args)]
@@ -27,10 +27,10 @@ pub(crate) struct Arguments {
     /// Let the journal write through the page cache
     #[arg(long)]
     buffered: bool,
-    /// The server; this workspace's `cached` if none is given
+    /// The server; the default is this workspace's `cached`
     #[arg(long, value_parser = full_path)]
     server: Option<PathBuf>,
-    /// The directory for journal and store; the system's temporary one if none is given
+    /// The directory for journal and store; the default is the system's temporary directory
     #[arg(long)]
     dir: Option<PathBuf>,
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The number of batches in a sequence, which begins with new servers; fewer in a short run, so
+/// The number of batches in a sequence, which begins with new servers. A short run has fewer, so
 /// that every configuration runs.
 const BATCHES: usize = 2000;
 const BATCHES_SHORT: usize = 20;
@@ -21,7 +21,7 @@ const CONNECTIONS: usize = 3;
 pub(crate) struct Arguments {
     #[command(flatten)]
     run: Run,
-    /// The memcached to compare with; the installed one if none is given
+    /// The memcached to compare with; the default is the installed one
     #[arg(long, value_parser = full_path)]
     reference: Option<PathBuf>,
     /// Let the server's clients authenticate first; configurations with load from other clients are

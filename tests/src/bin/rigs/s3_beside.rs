@@ -12,8 +12,8 @@ const STEPS: usize = 200;
 /// Sends the same random S3 requests to an endpoint and through the sidecar, with each
 /// authentication mode in turn
 ///
-/// Prints a line for each count, and exits with status 1 if two responses differ without a clause
-/// that allows it.
+/// Prints a line for each count, and exits with status 1 if two responses differ and no clause
+/// allows the difference.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The duration in seconds

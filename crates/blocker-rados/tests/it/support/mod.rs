@@ -20,20 +20,20 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster of one OSD on `store` (memstore or bluestore). `None`, with a visible
+    /// Starts a cluster of one OSD on `store` (memstore or bluestore). Returns `None`, and prints a
     /// message, if Ceph is not installed.
     ///
     /// # Panics
-    /// If it does not start; without Ceph, if `CACHED_REQUIRE_ALL=1`.
+    /// If the cluster does not start. With `CACHED_REQUIRE_ALL=1`, also if Ceph is not installed.
     pub(crate) fn up(store: &str) -> Option<Self> {
         Self::up_with(store, None, &["--store", store, "--size", "2147483648"])
     }
 
-    /// Starts a cluster as operators run it: three monitors, three OSDs with three copies, keys for
-    /// each client. Stores are opened by a user that may only read and write the pool.
+    /// Starts a cluster as operators run it, with three monitors, three OSDs with three copies, and
+    /// a key for each client. Stores are opened by a user that may only read and write the pool.
     ///
     /// # Panics
-    /// As for [`Self::up`].
+    /// Panics as [`Self::up`] does.
     pub(crate) fn up_as_operated() -> Option<Self> {
         let size = ["--osds", "3", "--copies", "3", "--mons", "3"];
         let store = ["--cephx", "--store", "bluestore", "--size", "2147483648"];
@@ -63,7 +63,7 @@ impl Cluster {
     /// Runs one command of `ceph-dev` on this cluster.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub(crate) fn dev(&self, command: &str, arguments: &[&str]) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
         // The output goes to a file, because the daemons keep the script's descriptors open.
@@ -85,7 +85,7 @@ impl Cluster {
     /// Sets an attribute of a RADOS object, bypassing the store.
     ///
     /// # Panics
-    /// If it fails.
+    /// If the command fails.
     pub(crate) fn set_attribute(&self, namespace: &str, object: &str, name: &str, value: &[u8]) {
         let mut rados = Command::new("rados")
             .arg("-c")
@@ -142,10 +142,10 @@ pub(crate) fn read(store: &dyn Blocker, object: &ObjectId) -> Result<Vec<u8>> {
     block_on(store.read(ReadRequest::new(object.clone(), 0, 65_536))).map(|reply| reply.data.to_vec())
 }
 
-/// Retries until it succeeds. The errors on the way must be retryable.
+/// Retries a call until it succeeds. All earlier errors must be retryable.
 ///
 /// # Panics
-/// On another error, or after three minutes.
+/// If the call returns another error, or has not succeeded after three minutes.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) -> T {
     let start = std::time::Instant::now();

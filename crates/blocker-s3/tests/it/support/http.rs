@@ -23,14 +23,14 @@ use parking_lot::{Condvar, Mutex};
 /// The time limit for a condition. Generous, because the machine may be busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What happens to one request.
+/// The fate of one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Trouble {
     /// The request is served normally.
     None,
-    /// The request is not executed, and answered with this status and code.
+    /// The request is not executed; the response has this status and code.
     Refused(&'static str, &'static str),
-    /// The request is executed, but answered with an error.
+    /// The request is executed, but the response is an error.
     DoneAndFailed,
     /// The request is not executed, and the connection is closed.
     CutBefore,
@@ -38,13 +38,13 @@ pub(crate) enum Trouble {
     CutAfter,
     /// The request is executed, and half of the response is sent.
     CutWithin,
-    /// The request waits until it is released, and is then executed.
+    /// The request waits until the test releases it, and is then executed.
     HeldBefore,
-    /// The request is executed, and its response waits until it is released.
+    /// The request is executed, and its response waits until the test releases it.
     HeldAfter,
     /// The request is executed after this delay.
     LateBefore(Duration),
-    /// The request is executed, and answered after this delay.
+    /// The request is executed, and the response follows after this delay.
     LateAfter(Duration),
 }
 
@@ -70,12 +70,12 @@ impl Asked {
         self.head.len() + self.body.len()
     }
 
-    /// Returns a value from its query.
+    /// Returns a value from the request's query.
     pub(crate) fn query(&self, name: &str) -> Option<&str> {
         self.query.get(name).map(String::as_str)
     }
 
-    /// Returns the size of its body, in bytes.
+    /// Returns the size of the request's body, in bytes.
     pub(crate) fn body_bytes(&self) -> usize {
         self.body.len()
     }
@@ -97,7 +97,7 @@ struct State {
     now_secs: u64,
     ignores_conditions_of_removals: bool,
     ignores_ranges: bool,
-    /// The method of requests whose answers have no ETag.
+    /// The method of requests whose responses have no ETag.
     hides_etags_of: Option<&'static str>,
     /// The number of requests held or just released, and how many of them may continue.
     held: usize,
@@ -108,7 +108,7 @@ struct State {
     busy: usize,
 }
 
-/// The server. Its threads end with the process.
+/// An S3 server in memory. Its threads end with the process.
 pub(crate) struct Double {
     pub(crate) address: SocketAddr,
     state: Arc<(Mutex<State>, Condvar)>,
@@ -179,12 +179,12 @@ impl Double {
         Self { address, state }
     }
 
-    /// Has `plan` decide what happens to each request from now on.
+    /// Lets `plan` decide the fate of each request from now on.
     pub(crate) fn trouble(&self, plan: impl FnMut(&Asked) -> Trouble + Send + 'static) {
         self.state.0.lock().plan = Some(Box::new(plan));
     }
 
-    /// Serves all requests normally from now on; held ones stay held.
+    /// Serves all requests normally from now on; held requests stay held.
     pub(crate) fn heal(&self) {
         self.state.0.lock().plan = None;
     }
@@ -260,7 +260,7 @@ impl Double {
     }
 }
 
-/// Counts a request as in progress for as long as this exists.
+/// Counts a request as in progress while this value exists.
 struct Busy<'a>(&'a (Mutex<State>, Condvar));
 
 impl Drop for Busy<'_> {
@@ -325,8 +325,8 @@ fn serve(connection: &TcpStream, state: &(Mutex<State>, Condvar)) -> Option<()> 
     connection.write_all(&bytes).ok()
 }
 
-/// Forwards the request to the server behind this one. Returns its whole answer; `None` without an
-/// answer.
+/// Forwards the request to the server behind this one. Returns its whole response; `None` if there
+/// is none.
 fn forward(upstream: &str, asked: &Asked) -> Option<Vec<u8>> {
     let mut connection = TcpStream::connect(upstream).ok()?;
     // Each request has its own connection: the end of the response is the end of the connection.
@@ -395,7 +395,7 @@ fn decode(text: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Converts a second of the server's first month to the day and the time of day.
+/// Converts a time in seconds, within the server's first month, to the day and the time of day.
 fn clock(secs: u64) -> (u64, String) {
     let text = format!("{:02}:{:02}:{:02}", secs / 3600 % 24, secs / 60 % 60, secs % 60);
     (1 + secs / 86_400, text)

@@ -206,7 +206,8 @@ async fn listing(plain: &Plain) -> String {
     }
 }
 
-/// Tests the longest last part of a key with which an object can be put and replaced.
+/// Measures the maximum length of the last part of a key with which an object can be put and
+/// replaced.
 async fn longest_segment(plain: &Plain) -> String {
     const LONGEST: usize = 900;
     let mut longest = 0;

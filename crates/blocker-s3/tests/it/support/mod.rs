@@ -26,20 +26,20 @@ use rand::{Rng, SeedableRng};
 
 type Outcome<T> = blocker_s3::object_store::Result<T>;
 
-/// What happens to one request.
+/// The fate of one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// The request is not executed; the error in the response does not show this to the client.
+    /// The request is not executed; the response is an error that does not reveal this.
     Error,
     /// The request is executed, and its response is lost.
     LostAnswer,
-    /// The request's response is lost; a put is executed after everything else.
+    /// The request's response is lost; a put is executed after all other requests.
     Late,
     /// Neither this request nor any later one arrives.
     DeadBefore,
-    /// The request is executed, and no request is answered from then on.
+    /// The request is executed, and from then on no request gets a response.
     DeadAfter,
-    /// The request is never answered; a put is executed after everything else.
+    /// The request never gets a response; a put is executed after all other requests.
     Stall,
 }
 
@@ -69,16 +69,16 @@ pub(crate) struct Met {
 
 struct Plan {
     faults: Vec<(usize, Fault)>,
-    /// How many of a thousand requests meet a fault.
+    /// How many of a thousand requests fail with a fault.
     permille: u32,
     is_dead: bool,
     rng: SmallRng,
-    /// The most times that a request yields to others.
+    /// The maximum number of times that a request yields to others.
     yields_max: u32,
     quirk: Quirk,
     met: Vec<Met>,
     late: Vec<(Path, PutPayload, PutOptions)>,
-    /// Selects the requests that never get an answer; puts among them take effect late.
+    /// Selects the requests that never get a response; puts among them take effect late.
     stalls: Option<Stalls>,
 }
 
@@ -127,20 +127,20 @@ impl Server {
         self
     }
 
-    /// Makes the request number `at`, counted from now, meet `fault`.
+    /// Makes the request number `at`, counted from now, fail with `fault`.
     pub(crate) fn fail_at(&self, at: usize, fault: Fault) {
         let mut plan = self.plan.lock();
         let at = plan.met.len() + at;
         plan.faults.push((at, fault));
     }
 
-    /// Makes requests overtake each other, and some of them meet a fault.
+    /// Lets requests overtake each other, and makes some of them fail.
     pub(crate) fn disturb(&self, permille: u32, yields_max: u32) {
         let mut plan = self.plan.lock();
         (plan.permille, plan.yields_max) = (permille, yields_max);
     }
 
-    /// From now on, requests for which `is_it` returns true get no answer. Puts among them take
+    /// From now on, requests for which `is_it` returns true get no response. Puts among them take
     /// effect late.
     pub(crate) fn stall(&self, is_it: impl FnMut(&Met) -> bool + Send + 'static) {
         self.plan.lock().stalls = Some(Box::new(is_it));

@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The number of servers and ports that this process has requested.
 static SERVERS: AtomicU32 = AtomicU32::new(0);
 
-/// A server. Dropping this ends it.
+/// A server. Dropping this value ends the server.
 pub(crate) struct Outside {
     pub(crate) name: &'static str,
     process: Process,

@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::http::{Asked, Double, SLOW_DOWN, Trouble};
 
-/// Returns a plan in which one request in `one_in` meets a fault.
+/// Returns a plan in which one request in `one_in` fails with a fault.
 pub(crate) fn troubled(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
     const TROUBLES: [Trouble; 7] = [
         Trouble::Refused("500 Internal Server Error", "InternalError"),
@@ -42,8 +42,8 @@ pub(crate) fn troubled(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble 
     }
 }
 
-/// Like [`troubled`], but no key meets a fault more than twice in a row, so that a request succeeds
-/// if it is repeated often enough.
+/// Returns a plan like [`troubled`], but no key has a fault more than twice in a row, so that a
+/// request succeeds after enough retries.
 pub(crate) fn passable(seed: u64, one_in: u32) -> impl FnMut(&Asked) -> Trouble + Send + 'static {
     const IN_A_ROW_MAX: u32 = 2;
     let (mut plan, mut in_a_row) = (troubled(seed, one_in), HashMap::<String, u32>::new());

@@ -51,7 +51,7 @@ fn built() -> SimulatedDisk {
 
 type Versions = BTreeMap<&'static str, Version>;
 
-/// Checks that everything is as it was built. Returns the versions.
+/// Checks that all objects are as they were built. Returns the versions.
 #[track_caller]
 fn is_whole(store: &FileStore, what: &str) -> Versions {
     let mut versions = Versions::new();

@@ -43,13 +43,13 @@ fn object(key: u64) -> ObjectId {
 struct Model {
     objects: BTreeMap<u64, History>,
     versions: HashMap<(u64, Version), Vec<u8>>,
-    /// Objects that the store has reported as lost and that no write has replaced.
+    /// Objects that the store has reported as lost, and that no write has replaced.
     lost: BTreeMap<u64, bool>,
     sequence: u64,
     /// The last claim that was requested, and the last that was acknowledged.
     epoch: u64,
     acknowledged: u64,
-    /// The objects whose last operation has an unknown outcome: it may still be applied.
+    /// The objects whose last operation has an unknown outcome, and may still take effect.
     unsure: BTreeSet<u64>,
     /// Figures of the round.
     stored: u64,

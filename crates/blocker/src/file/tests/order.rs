@@ -43,8 +43,8 @@ fn buried(store: &FileStore, name: &str) {
     block_on(store.delete(DeleteRequest::new(id).stamp(Stamp::new(1, 2)))).unwrap();
 }
 
-/// Opens a store whose next listing removes the tombstone of `a`, because an epoch was claimed after
-/// the deletion.
+/// Opens a store whose next listing removes the tombstone of `a`, because an epoch was claimed
+/// after the deletion.
 fn open_with_tombstone(disk: &SimulatedDisk) -> Arc<FileStore> {
     let store = open(disk).unwrap();
     buried(&store, "a");
@@ -58,8 +58,8 @@ fn list(store: &FileStore) -> Vec<Vec<u8>> {
     listed.entries.iter().map(|entry| entry.name.as_bytes().to_vec()).collect()
 }
 
-/// A listing that removes a tombstone, a stamped change of it, and a claim would deadlock unless
-/// all take the claims before the object.
+/// A listing that removes a tombstone, a stamped change of its object, and a claim would deadlock
+/// unless all of them lock the claims before the object.
 #[test]
 fn a_listing_a_change_and_a_claim_do_not_wait_for_each_other() {
     for step in ["open", "after head", "unlink"] {
@@ -209,7 +209,7 @@ fn making_room_does_not_sync_each_file() {
 }
 
 /// A flush of many objects stores them together: the headers after the data, and concurrent changes
-/// are not taken for stored.
+/// do not count as stored.
 #[test]
 fn a_flush_of_many_objects_stores_them_all() {
     let disk = new_disk();
@@ -234,7 +234,7 @@ fn a_flush_of_many_objects_stores_them_all() {
     }
 }
 
-/// The `syncfs` of a flush of many objects does not cover a directory created after it.
+/// The `syncfs` of a flush of many objects does not cover a directory that was created after it.
 #[test]
 fn a_directory_made_during_a_flush_of_many_objects_is_stored_by_the_next_flush() {
     let late = object_in("late", "a");
@@ -519,8 +519,8 @@ fn an_object_outgrows_its_first_block_without_loss() {
     }
 }
 
-/// A killed process has created directories and changed entries without syncing them; the next one
-/// must not take them for stored.
+/// A killed process has created directories and changed entries without syncing them. The next
+/// process must not assume that they are stored.
 #[test]
 fn what_a_killed_process_left_behind_is_stored_by_the_next() {
     let ids: Vec<_> =

@@ -173,7 +173,7 @@ fn check_all(store: &FileStore, model: &Model) {
     }
 }
 
-/// The store must work as a new one does, and reuse no version.
+/// The store must work like a new one, and must not reuse a version.
 fn use_again(store: &FileStore, versions: &HashMap<(u64, Version), Vec<u8>>) {
     for key in 0..OBJECTS {
         let stamp = Stamp::new(EPOCH + 1, key);

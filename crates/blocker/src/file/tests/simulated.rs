@@ -33,12 +33,12 @@ pub(super) struct SimulatedDisk {
     gate: Arc<Gate>,
 }
 
-/// Operations that can fail, each with a probability of its own.
+/// Operations that can fail, each with its own probability.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Fault {
-    /// A write, after some of its sectors.
+    /// A write fails after some of its sectors.
     Write,
-    /// A write, for lack of space.
+    /// A write fails for lack of space.
     Full,
     /// The write-back of a file's operations, which the next sync reports.
     WriteBack,
@@ -69,27 +69,28 @@ pub(super) struct Media {
     step: u64,
     /// The step at which the power is cut.
     pub(super) cut_at: Option<u64>,
-    /// The generator, and how many times in 1 000 each operation fails; `None` if none does.
+    /// The random generator, and how many times in 1 000 each operation fails; `None` if no
+    /// operation fails.
     pub(super) faults: Option<(Rng, Vec<(Fault, u32)>)>,
     /// The number of failures of each operation.
     failed: BTreeMap<Fault, u64>,
     /// The number of syncs of a file, a directory or everything.
     syncs: u64,
-    /// A write-back has failed that no sync of everything has reported yet.
+    /// A write-back has failed, and no sync of everything has reported the failure yet.
     error_unseen: bool,
-    /// A sync of everything reports that it cannot be trusted.
+    /// A sync of everything reports that its success cannot be trusted.
     pub(super) no_sync_all: bool,
     dead: bool,
     /// Every sync of a file fails.
     pub(super) sync_fails: bool,
-    /// The disk is full: only overwriting succeeds, because it needs no space.
+    /// The disk is full: only overwriting succeeds, because this needs no space.
     pub(super) is_full: bool,
     /// Paths that cannot be opened or listed, with the system's error codes.
     refused: BTreeMap<PathBuf, i32>,
     /// The number of power cycles; files opened in an earlier one are unusable.
     power: u64,
     dirs: BTreeMap<PathBuf, Dir>,
-    /// The order makes a seed draw the same in every run.
+    /// The map is ordered, so that a seed draws the same file in every run.
     files: BTreeMap<u64, Contents>,
     file_last: u64,
 }
@@ -98,7 +99,7 @@ pub(super) struct Media {
 enum Node {
     File(u64),
     Dir,
-    /// Any other kind, as a noun.
+    /// An entry of any other kind, which the text names.
     Other(&'static str),
 }
 
@@ -139,7 +140,7 @@ struct Contents {
     live: Vec<u8>,
     stored: Vec<u8>,
     pending: Vec<FileOp>,
-    /// A write-back has failed that no sync of this file has reported yet.
+    /// A write-back has failed, and no sync of this file has reported the failure yet.
     error_unseen: bool,
     /// The error code with which reads fail.
     read_error: Option<i32>,
@@ -225,8 +226,8 @@ impl Media {
         if self.dead || self.power != power { Err(power_is_off()) } else { Ok(()) }
     }
 
-    /// Performs a step that changes the disk. The step at which the power is cut fails, executed or
-    /// not.
+    /// Performs a step that changes the disk. The step at which the power is cut fails, whether or
+    /// not it is executed.
     fn step<T>(&mut self, power: u64, act: impl FnOnce(&mut Self) -> io::Result<T>) -> io::Result<T> {
         self.check(power)?;
         self.step += 1;
@@ -293,8 +294,8 @@ impl SimulatedDisk {
         disk
     }
 
-    /// Makes opening or listing `path` fail from now on with the system's error `code`; `None` ends
-    /// that.
+    /// Makes opening or listing `path` fail from now on with the system's error `code`; `None`
+    /// removes the fault.
     pub(super) fn refuse(&self, path: &Path, code: Option<i32>) {
         let mut media = self.media.lock();
         match code {
@@ -303,7 +304,7 @@ impl SimulatedDisk {
         };
     }
 
-    /// Makes reading a file that can be opened fail, as [`refuse`](Self::refuse) does for opening.
+    /// Makes reading a file fail that can be opened, as [`refuse`](Self::refuse) does for opening.
     pub(super) fn refuse_reads(&self, path: &Path, code: Option<i32>) {
         let (parent, name) = split(path);
         let mut media = self.media.lock();
@@ -312,7 +313,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// Replaces a file by a directory, or by what `kind` names.
+    /// Replaces a file by a directory, or by an entry of this `kind`.
     pub(super) fn put_foreign(&self, path: &Path, kind: Kind) {
         let (parent, name) = split(path);
         let mut media = self.media.lock();
@@ -329,7 +330,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// Makes operations fail from now on: `chances` in 1 000 of each kind, drawn from the seed.
+    /// Makes operations fail from now on, as drawn from the seed: `chances` in 1 000 of each kind.
     pub(super) fn fail(&self, seed: u64, chances: Vec<(Fault, u32)>) {
         self.media.lock().faults = Some((Rng::new(seed), chances));
     }
@@ -349,15 +350,15 @@ impl SimulatedDisk {
         self.media.lock().failed.clone()
     }
 
-    /// Makes the next such operation on this path (`/` for a sync of everything) wait for
+    /// Makes the next operation of this kind on this path (`/` for a sync of everything) wait for
     /// [`Self::release`].
     pub(super) fn hold(&self, operation: &'static str, path: &Path) {
         let place = Place { operation, path: path.to_path_buf(), is_reached: false };
         *self.gate.place.lock() = Some(place);
     }
 
-    /// Waits until a thread has reached the held operation. Returns at once if no operation is to
-    /// be held.
+    /// Waits until a thread has reached the held operation. Returns immediately if no operation is
+    /// to be held.
     pub(super) fn wait_held(&self) {
         let mut place = self.gate.place.lock();
         while place.as_ref().is_some_and(|place| !place.is_reached) {
@@ -388,7 +389,7 @@ impl SimulatedDisk {
         }
     }
 
-    /// Replaces the process: live content stays, open files become unusable.
+    /// Replaces the process: the content remains, and open files become unusable.
     pub(super) fn restart(&self) {
         self.media.lock().power_on();
     }
@@ -426,7 +427,7 @@ impl SimulatedDisk {
         self.media.lock().step
     }
 
-    /// Loses unsynced operations, drawn from the seed, and turns the power on again.
+    /// Loses unsynced operations, as drawn from the seed, and turns the power on again.
     pub(super) fn power_cycle(&self, seed: u64) {
         let mut rng = Rng::new(seed);
         let mut media = self.media.lock();

@@ -67,8 +67,8 @@ impl History {
     }
 
     /// Checks that the history explains the found state: it is a state of the history, or each byte
-    /// is that of one of several states, and a stored stamp stands for the data up to it. Returns
-    /// the state and its version.
+    /// comes from one of several states, and a stored stamp covers the data up to it. Returns the
+    /// state and its version.
     #[track_caller]
     pub(super) fn explain(&self, store: &FileStore, id: &ObjectId) -> (Seen, Version) {
         let none = [Seen::default()];

@@ -271,7 +271,8 @@ fn a_full_disk_opens_so_that_objects_can_be_deleted() {
     }
 }
 
-/// Only content of one sector is written over the old content: longer content could be torn.
+/// Content is written over the old content only if it fits into one sector: longer content could be
+/// torn.
 #[test]
 fn claims_of_more_than_a_sector_are_not_written_over_on_a_full_disk() {
     let disk = built();

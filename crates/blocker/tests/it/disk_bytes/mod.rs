@@ -31,7 +31,7 @@ fn open(dir: &Path) -> Result<FileStore> {
     FileStore::open_with(dir, config, Arc::new(SystemClock))
 }
 
-/// Puts `program` into a store in `dir`, which must be empty, and which is left in an arbitrary
+/// Copies `program` into a store in `dir`, which must be empty, and which is left in an arbitrary
 /// state.
 pub(crate) fn run(dir: &Path, program: &[u8]) {
     let Some((which, bytes)) = program.split_first() else { return };
@@ -78,7 +78,7 @@ pub(crate) fn run(dir: &Path, program: &[u8]) {
     }
 }
 
-/// Any answer is acceptable, but not a panic.
+/// Uses the store. Any result is acceptable, but not a panic.
 fn use_it(store: &FileStore) {
     let (object, stamp) = (object(), Stamp::new(u64::MAX, u64::MAX));
     let _ = block_on(store.list(ListRequest::new(object.namespace.clone())));

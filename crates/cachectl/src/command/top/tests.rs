@@ -19,7 +19,7 @@ fn example() -> Value {
     serde_json::from_str(include_str!("example.json")).expect("the example is JSON")
 }
 
-/// Returns a response some time after the example, with `rise` more gets, all of them hits.
+/// Returns a status some time after the example, with `rise` more gets, all of which are hits.
 fn later(secs: u64, rise: u64) -> Value {
     let mut document = example();
     let add = |value: &mut Value, by: u64| *value = json!(value.as_u64().expect("a number") + by);

@@ -8,8 +8,8 @@ use crate::KeyHash;
 mod split {
     use super::*;
 
-    /// Every location belongs to hash bucket 0 until that is split; then the odd ones belong to the
-    /// new bucket.
+    /// Every location belongs to hash bucket 0 until this bucket is split; then the odd locations
+    /// belong to the new bucket.
     fn hash_of(location: u32) -> KeyHash {
         KeyHash(u64::from(location) * 16)
     }

@@ -258,7 +258,7 @@ fn an_increment_of_a_pinned_number_uses_another_entry() {
     }
 }
 
-/// A pinned region's memory could not be reused before the pin is gone, so a walk would free
+/// A pinned region's memory cannot be reused before the pin is released, so a walk would free
 /// nothing and copy all of it.
 #[test]
 fn a_region_with_a_pinned_value_is_not_walked_while_others_can_be() {
@@ -297,7 +297,7 @@ impl EvictionHook for Mover {
     }
 }
 
-/// Makes a full store of items of a size, whose clock advances by ten seconds after some evictions.
+/// Fills a store with items of a size. Its clock advances by ten seconds after some evictions.
 fn evicting(bytes: usize) -> Kv {
     let mover = Arc::new(Mover { clock: OnceLock::new(), evictions: AtomicU32::new(0) });
     let (kv, clock) = store_with(KvConfig {
@@ -334,7 +334,7 @@ fn a_flush_that_becomes_due_during_evictions_waits_for_the_evicting_thread() {
     }
 }
 
-/// Until a due flush has run, every operation that starts finds it due, and waits.
+/// Until a due flush has run, every operation that starts finds the flush due, and waits for it.
 #[test]
 fn no_operation_overtakes_a_flush_that_is_due() {
     let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });

@@ -98,7 +98,7 @@ fn after_a_panic_another_caller_makes_the_value() {
     assert!(!kv.inner.flights.is_under_way(b"k", kv.hash(b"k")));
 }
 
-/// Counts its wake-ups.
+/// A waker that counts its wake-ups.
 #[derive(Default)]
 struct Count(AtomicU32);
 

@@ -83,8 +83,8 @@ impl Model {
     }
 }
 
-/// Deletes random shares of the items repeatedly. Each time, as many bytes can be stored again,
-/// except for two regions.
+/// Deletes random shares of the items repeatedly. Each time, the same number of bytes can be stored
+/// again, except for two regions.
 #[test]
 fn deleted_items_make_room() {
     for (arena, sizes) in
@@ -152,7 +152,7 @@ fn expired_items_make_room_for_every_lifetime_and_size() {
     }
 }
 
-/// The bytes of a few expired items among others that stay can be reused.
+/// If a few items expire among others that stay, their bytes can be reused.
 #[test]
 fn a_few_expired_items_make_room() {
     let (kv, clock) = without_eviction(16 << 20);
@@ -181,8 +181,8 @@ fn a_few_expired_items_make_room() {
     kv.validate();
 }
 
-/// An expiry set by a touch, a fetch or an invalidation counts like one set by the store; the
-/// earlier expiry no longer counts.
+/// An expiry set by a touch, a fetch or an invalidation has the same effect as one set by the
+/// store; the earlier expiry no longer counts.
 #[test]
 fn items_that_expire_by_a_touch_make_room() {
     let (kv, clock) = without_eviction(16 << 20);
@@ -263,7 +263,7 @@ fn a_touched_item_is_not_evicted_for_the_touch() {
     }
 }
 
-/// No live item is evicted while no more is stored than has expired.
+/// No live item is evicted as long as no more is stored than has expired.
 #[test]
 fn expired_items_of_any_lifetime_are_evicted_before_live_ones() {
     for life_secs in [60, 3_600, 5_000, 7_200, 86_400] {

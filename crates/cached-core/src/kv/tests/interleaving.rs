@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 type Act = Box<dyn FnOnce() + Send>;
 type Operation = fn(&Kv);
 
-/// A clock that stands still and runs a closure at one of its readings. Operations read the clock
-/// while they hold no lock, including between a look-up and the commit that relies on it.
+/// A clock that stands still, and runs a closure at one of its readings. Operations read the clock
+/// while they hold no lock, also between a look-up and the commit that relies on the look-up.
 #[derive(Default)]
 struct Interrupting {
     /// The number of readings before the closure runs, and the closure.
@@ -23,7 +23,7 @@ impl Interrupting {
         *self.pending.lock().unwrap() = Some((reading, act));
     }
 
-    /// Returns whether the closure has run. If it has not, it never will.
+    /// Returns whether the closure has run. If it has not run by now, it never will.
     fn has_interrupted(&self) -> bool {
         self.pending.lock().unwrap().take().is_none()
     }
@@ -47,9 +47,9 @@ impl Clock for Interrupting {
     }
 }
 
-/// Runs `operation` on a key with the value `before`, with `meanwhile` at its first reading of the
-/// clock, then on a new store with `meanwhile` at its second, and so on until it makes no such
-/// reading. `check` gets each outcome.
+/// Runs `operation` on a key with the value `before`, with `meanwhile` at the first reading of the
+/// clock, then on a new store with `meanwhile` at the second reading, and so on until there is no
+/// such reading. `check` gets each outcome.
 fn at_each_reading<T>(
     config: impl Fn() -> KvConfig,
     before: &[u8],

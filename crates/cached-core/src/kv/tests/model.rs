@@ -132,7 +132,7 @@ impl World {
         ttl.map_or(Expiry::NEVER, |secs| Expiry::after(self.now(), u32::from(secs)))
     }
 
-    /// Compares the store's item of a key with the map's, and removes an evicted one from the map.
+    /// Compares the store's item of a key with the map's, and removes an evicted item from the map.
     fn check(&mut self, key: &[u8]) -> bool {
         let hash = self.kv.hash(key);
         let seen = self.kv.peek(key, hash, |item| {
@@ -545,13 +545,13 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 48 }, ..ProptestConfig::default() })]
 
-    /// 40 keys of at most 300 kB always fit into 64 MiB, so the two agree exactly.
+    /// 40 keys of at most 300 kB always fit into 64 MiB, so store and map agree exactly.
     #[test]
     fn the_store_agrees_with_a_map(ops in proptest::collection::vec(op(), 1..400)) {
         World::run(64 << 20, true, true, ops);
     }
 
-    /// In 2 MiB they do not fit.
+    /// The keys do not fit into 2 MiB, so items are evicted.
     #[test]
     fn the_store_agrees_with_a_map_under_pressure(ops in proptest::collection::vec(op(), 1..600)) {
         World::run(2 << 20, false, true, ops);

@@ -235,7 +235,7 @@ fn the_hook_is_told_of_each_item_once() {
     assert_eq!(hook.0.load(Ordering::Relaxed), 100);
 }
 
-/// Threads that each own some keys, one that flushes their prefix, and one that sweeps.
+/// Some threads own several keys each, one thread flushes their prefix, and one sweeps.
 #[test]
 fn a_reader_never_sees_what_was_stored_before_a_flush_that_is_done() {
     const FLUSHES: u64 = if cfg!(miri) { 2 } else { 300 };

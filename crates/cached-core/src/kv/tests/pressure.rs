@@ -171,7 +171,7 @@ fn expired_items_are_evicted_before_live_ones() {
     kv.validate();
 }
 
-/// A policy that would keep everything.
+/// A policy that keeps every item as long as it can.
 struct KeepEverything;
 
 impl Policy for KeepEverything {

@@ -74,7 +74,7 @@ fn a_batch_counts_as_use_and_reports_the_reasons_of_misses() {
     kv.peek(b"there", kv.hash(b"there"), |item| assert_eq!(item.last_access(), kv.now_secs())).unwrap();
 }
 
-/// An item that stays is found whatever changes in the table between prefetch and read.
+/// An item that stays is found, whatever changes in the table between prefetch and read.
 #[test]
 fn batches_find_items_while_the_table_grows() {
     let kv = Kv::new(KvConfig { arena_bytes: 64 << 20, ..KvConfig::default() }).unwrap();

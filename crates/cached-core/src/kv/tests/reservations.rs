@@ -13,7 +13,7 @@ fn is_stored(outcome: StoreOutcome) -> bool {
     matches!(outcome, StoreOutcome::Stored { .. })
 }
 
-/// Reserves a value of which one byte has arrived.
+/// Reserves space for a value of which only one byte has arrived.
 fn begin(kv: &Kv, n: u32, bytes: usize) -> Result<Reservation, StoreOutcome> {
     let key = (1_000_000 + n).to_le_bytes();
     let mut reservation = kv.reserve(&key, kv.hash(&key), bytes, &StoreOptions::default())?;

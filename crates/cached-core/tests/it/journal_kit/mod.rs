@@ -175,7 +175,7 @@ impl Environment {
         self.journal.oldest().unwrap().start
     }
 
-    /// Opens a copy of the disk as after a crash, and returns the records to replay.
+    /// Opens a copy of the disk as after a crash, and returns the records to be replayed.
     fn replay<T>(&self, each: impl Fn(cached_journal::Recovered) -> T) -> Vec<T> {
         let disk = self.disk.copy();
         let environment = JournalEnvironment::new(disk);
@@ -216,7 +216,7 @@ pub(crate) fn fail_disk(disk: &SimulatedDisk, fails: bool) {
     disk.set_faults(1, Faults { sync, ..Faults::default() });
 }
 
-/// Returns an object and some bytes for it.
+/// Returns an object, and some bytes as its content.
 pub(crate) fn some(name: &str, tag: u64) -> (ObjectId, Vec<u8>) {
     (id(name), pattern(tag, 0, 5000))
 }

@@ -2,7 +2,7 @@
 
 use blocker::{ClaimRequest, Epoch, Scope, WriterId};
 
-/// Returns a claim by another writer, a new one at each call.
+/// Returns a claim by another writer, who is a new one at each call.
 pub fn claim(scope: Scope, epoch: Epoch) -> ClaimRequest {
     ClaimRequest::new(scope, epoch, WriterId(u128::from(epoch.0) << 64 | 77))
 }

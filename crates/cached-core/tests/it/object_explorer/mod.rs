@@ -90,8 +90,8 @@ thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A problem is printed once, not by each panic. Panics of other tests, which run concurrently, are
-/// printed.
+/// Prints a problem once, instead of at each panic. Panics of other tests, which run concurrently,
+/// are printed.
 fn print_no_panics_of_this_thread() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -25,7 +25,7 @@ pub type Problem = String;
 /// The effect of a change.
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// Runs of cells: the first, the end, and whether they get data or zeros.
+    /// Runs of cells: the first cell, the end, and whether the cells get data or zeros.
     Write(Vec<(u32, u32, bool)>),
     Discard(u32, u32),
     Truncate(u32),

@@ -241,7 +241,7 @@ impl Environment {
         Ok(())
     }
 
-    /// Makes one of the possible steps; returns false if there is none.
+    /// Makes one of the possible steps; returns false if no step is possible.
     fn step(&mut self) -> Result<bool, String> {
         let can_ask = self.flights.len() < self.profile.clients as usize;
         let [ask, poll, begin, answer, time] = self.weights;
@@ -312,7 +312,7 @@ impl Environment {
     }
 
     /// Returns the weight, of 100, of a request's next step; 0 for a step that is made only if no
-    /// other is possible.
+    /// other step is possible.
     fn ease(&mut self, number: u64) -> u64 {
         let (rng, permille) = (&mut self.rng, self.slow_permille);
         let drawn = || if rng.permille(permille) { *rng.pick(&[0, 0, 1, 3, 10]) } else { 100 };
@@ -320,7 +320,7 @@ impl Environment {
     }
 
     /// Makes the next step of a request that waits until no other step is possible; returns false
-    /// if there is none.
+    /// if there is no such request.
     fn move_stuck(&mut self) -> bool {
         let waiting = self.store.waiting();
         if waiting.is_empty() {
@@ -337,7 +337,7 @@ impl Environment {
         here.map(|(number, _)| self.ease(number)).sum()
     }
 
-    /// Chooses a request of a stage, rarely a slow one.
+    /// Chooses a request of a stage, and rarely one that is slow.
     fn pick(&mut self, stage: Stage) -> Option<u64> {
         let waiting = self.store.waiting();
         let here: Vec<u64> = waiting.into_iter().filter(|(_, at)| *at == stage).map(|(it, _)| it).collect();

@@ -25,8 +25,8 @@ pub enum Stage {
     Queued,
     /// The request is performed, but has no response yet.
     Done,
-    /// The response was an unknown outcome, or the caller has dropped the request, which may be
-    /// performed later.
+    /// The outcome was reported as unknown, or the caller has dropped the request; the request may
+    /// be performed later.
     Stray,
 }
 
@@ -44,7 +44,7 @@ pub struct Request {
     pub stamp: Option<Stamp>,
     /// The new epoch and its scope; `None` for a request for the epoch in force.
     pub claim: Option<(Scope, Epoch)>,
-    /// Whether the request writes a whole object or deletes it, which repairs a failed sync.
+    /// Whether the request writes a whole object or deletes it, and thereby repairs a failed sync.
     pub renews: bool,
     /// The scope of an invalidation.
     pub forgets: Option<Scope>,
@@ -205,7 +205,7 @@ impl Store {
         self.hub.publish(event);
     }
 
-    /// Called when another step of the scheduler begins.
+    /// Records that another step of the scheduler begins.
     pub fn step(&self) {
         self.state().calls = 0;
     }
@@ -219,7 +219,8 @@ impl Store {
         self.state().held[&number].request.clone()
     }
 
-    /// Performs the requests that are still in flight for an object, because the caller reads back.
+    /// Performs the requests that are still in flight for an object, because the caller reads the
+    /// object back.
     pub fn deliver(&self, object: &ObjectId) {
         let mut state = self.state();
         state.deliver(object, &self.hub);
@@ -287,7 +288,7 @@ impl Store {
         }
     }
 
-    /// Performs a request and makes its sync fail; returns whether the request has one.
+    /// Performs a request and makes its sync fail; returns whether the request includes a sync.
     pub fn fail_sync(&self, number: u64) -> bool {
         let mut state = self.state();
         let request = state.held[&number].request.clone();

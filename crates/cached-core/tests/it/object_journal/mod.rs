@@ -174,7 +174,7 @@ fn a_namespace_without_journal_stores_what_is_to_be_journaled() {
     assert_eq!(env.records(), []);
 }
 
-/// Before the store gets a change that is not logged, a mark is durable.
+/// A mark is durable before the store gets a change that is not logged.
 #[test]
 fn a_forwarded_change_is_preceded_by_a_durable_mark() {
     let mut env = Environment::new(8);
@@ -405,7 +405,7 @@ fn nothing_is_logged_before_the_store_has_stored_what_was_forwarded() {
     assert_eq!(env.store.count(Op::Flush), 2);
 }
 
-/// An earlier process may have left such changes in the store, acknowledged or not.
+/// An earlier process may have left unlogged changes in the store, acknowledged or not.
 #[test]
 fn the_first_change_of_a_process_is_logged_once_the_store_has_stored_what_it_had() {
     let mut env = Environment::unclaimed(8, JournalOptions::default());
@@ -512,7 +512,7 @@ impl Listed {
         }
     }
 
-    /// The cache gives up a namespace, and another owner has it for a while.
+    /// Gives up a namespace, and lets another owner have it for a while.
     fn hand_over(&mut self) {
         let (of, name, id) = self.object();
         let released = self.env.cache.control().release(id.namespace.clone());

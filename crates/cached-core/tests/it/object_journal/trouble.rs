@@ -134,8 +134,8 @@ fn changes_wait_while_the_journal_resumes_and_go_on_when_it_takes_too_long() {
     assert_eq!(state(&env), JournalState::Ok);
 }
 
-/// Writers change as much as the store can take, and the store needs longer for all dirty data than
-/// changes wait the first time: changes wait longer, and the journal is used again.
+/// Writers change as much as the store accepts, and the store needs longer for all dirty data than
+/// changes wait at first. Therefore changes wait longer, and the journal is used again.
 #[test]
 fn a_journal_resumes_under_a_load_that_the_store_just_bears() {
     const OBJECTS: u64 = 12;
@@ -203,9 +203,9 @@ fn a_flush_that_was_sent_before_the_new_claim_is_sent_again() {
     assert_eq!(state(&env), JournalState::Void);
 }
 
-/// The store has accepted the claim that voids the log, its response is lost, and then the journal
-/// works again. Later changes must not be logged under the epoch that the store refuses: a restart
-/// would regard them as void.
+/// The store has accepted the claim that voids the log, but its response is lost; then the journal
+/// works again. Later changes must not be logged under the epoch that the store refuses, because a
+/// restart would treat them as void.
 #[test]
 fn a_claim_whose_answer_is_lost_is_made_once_more_before_changes_are_logged() {
     for is_stored in [false, true] {
@@ -245,7 +245,7 @@ fn a_claim_whose_answer_is_lost_is_made_once_more_before_changes_are_logged() {
     }
 }
 
-/// An object that the store refuses does not keep the log from being released.
+/// An object that the store refuses does not prevent the release of the log's other records.
 #[test]
 fn an_object_that_the_store_refuses_is_logged_again_and_the_tail_moves_on() {
     let mut env = Environment::new(16);
@@ -408,8 +408,8 @@ fn read(env: &mut Environment, name: &str) -> (Version, Vec<u8>) {
     (reply.version, reply.data.to_vec())
 }
 
-/// While the journal is in trouble, the store may get changes that the log lacks: the content that
-/// a recovery derives from both differs from the content of the log's last version.
+/// While the journal is in trouble, the store may get changes that the log lacks. A recovery then
+/// derives other content from both than the content of the log's last version.
 #[test]
 fn after_trouble_a_recovery_shows_no_version_for_another_content() {
     for is_removed in [false, true] {
@@ -475,8 +475,8 @@ fn after_trouble_a_recovery_shows_no_version_for_another_content() {
     }
 }
 
-/// While the journal is in trouble, no mark can prevent its records from being replayed: a removal
-/// that discards them does not end before the log is void.
+/// While the journal is in trouble, no mark can prevent the replay of its records. Therefore a
+/// removal that discards data does not end before the log is void.
 #[test]
 fn what_was_discarded_while_the_journal_is_in_trouble_is_not_replayed() {
     let mut env = Environment::new(8);

@@ -75,7 +75,8 @@ impl Environment {
         blocker::executor::block_on(self.store.memory().claim(claim)).unwrap();
     }
 
-    /// Acknowledges a write of the object in a domain, and lets the store refuse its flush by age.
+    /// Acknowledges a write of the object in a domain, and lets the store refuse the flush that its
+    /// age triggers.
     fn lose(&mut self, object: &ObjectId, domain: u64) {
         let reply = self.cache.write(in_domain(object, domain, 0, pattern(1, 0, 8192)));
         assert_eq!(self.run(reply).unwrap().durability, Durability::Cached);

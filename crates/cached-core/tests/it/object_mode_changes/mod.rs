@@ -147,7 +147,7 @@ fn what_is_left_is_stored_though_the_command_is_not_waited_for() {
 }
 
 /// Data that the store temporarily refuses, for example because of a damaged file, are stored
-/// later; then the mode change ends.
+/// later. Then the mode change ends.
 #[test]
 fn a_change_of_mode_ends_although_the_store_has_refused_a_flush() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
@@ -249,8 +249,8 @@ fn namespace_removed_with_dirty_data() {
     env.validate();
 }
 
-/// Dirty data of a removed namespace are dropped only if the caller chooses so explicitly, even
-/// while the store is unreachable; later writes and other namespaces keep their data.
+/// Dirty data of a removed namespace are dropped only at the caller's explicit request, even while
+/// the store is unreachable. Later writes and other namespaces keep their data.
 #[test]
 fn namespace_removed_and_its_dirty_data_discarded() {
     let config =

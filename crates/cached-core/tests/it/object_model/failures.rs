@@ -149,8 +149,8 @@ impl Environment {
         self.validate();
     }
 
-    /// Changes the write mode of a namespace, and sometimes waits until nothing of the previous
-    /// mode is left.
+    /// Changes the write mode of a namespace, and sometimes waits until no data of the previous
+    /// mode are left.
     fn change_mode(&mut self) {
         if self.flights.len() >= 6 || self.cache.is_none() {
             return;

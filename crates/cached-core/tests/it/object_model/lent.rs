@@ -13,8 +13,8 @@ const RUNS_MAX: usize = 12;
 /// A lent payload, whose bytes are in a pipe.
 pub(super) struct Lent(PipeReader, usize);
 
-/// Lends a payload, and puts its pages into a pipe; bytes outside of buckets are copied. `None` if
-/// the payload is too long or empty.
+/// Lends a payload, and puts its pages into a pipe; bytes outside of buckets are copied. Returns
+/// `None` if the payload is too long or empty.
 pub(super) fn lend(cache: &ObjectCache, data: &Segments) -> Option<Lent> {
     if !(1..=RUNS_MAX).contains(&data.iter().count()) || data.iter().any(|run| run.len_bytes() > 4096) {
         return None;

@@ -165,13 +165,13 @@ struct Tracked {
     history: Vec<Content>,
     /// All contents that the object has ever had.
     past: Vec<Content>,
-    /// Whether the store has crashed, so that forwarded changes may be lost, until the next read
-    /// decides.
+    /// Whether the store has crashed, so that forwarded changes may be lost; the next read
+    /// determines the content.
     is_uncertain: bool,
     /// A change is in flight.
     is_written: bool,
-    /// The caller of a change has given up, and the change may still be in flight: it arrives
-    /// before later changes, but not before later reads.
+    /// The caller of a change has given up, and the change may still be in flight: it takes effect
+    /// before later changes, but not necessarily before later reads.
     has_cancelled_change: bool,
     readers: usize,
     /// The number of changes that have begun.
@@ -270,7 +270,7 @@ struct Kept {
 
 enum KeptData {
     Held(Segments),
-    /// The payload was dropped, and the kernel has its pages.
+    /// A dropped payload whose pages the kernel still has.
     Lent(lent::Lent),
 }
 
@@ -301,7 +301,7 @@ struct Environment {
     is_noisy: bool,
     is_volatile: bool,
     is_stalled: bool,
-    /// While the store is down: the number of the first call since its crash.
+    /// While the store is down, the number of the first call since its crash.
     crashed: Option<u64>,
     /// The store has restarted, and the cache has not yet invalidated its data.
     must_invalidate: bool,

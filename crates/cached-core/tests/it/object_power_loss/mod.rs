@@ -62,7 +62,7 @@ fn fail(profile: &Profile, seed: u64, problem: &str, cut: impl Fn(&mut Rng) -> O
     panic!("POWER_PROFILE={} POWER_SEED={seed}: {problem}", profile.name);
 }
 
-/// Any step, but more often an early one, during the recovery.
+/// Returns any step, but more often an early one, during the recovery.
 fn any_step(rng: &mut Rng) -> Option<u64> {
     match rng.below(4) {
         0 => Some(1 + rng.below(12)),

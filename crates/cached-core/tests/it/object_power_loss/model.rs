@@ -45,8 +45,8 @@ impl History {
 }
 
 impl History {
-    /// Returns whether an interrupted flush can have left this content: each byte comes from one of
-    /// the states that may survive, and the size is within theirs. While the journal is in trouble,
+    /// Returns whether an interrupted flush may have left this content: each byte comes from one of
+    /// the states that may survive, and the size is one of theirs. While the journal is in trouble,
     /// changes are not logged, and a flush of several requests may be visible before its end, as
     /// without a journal.
     fn is_mixed(&self, found: &Content) -> bool {

@@ -33,7 +33,7 @@ enum Flight {
         what: String,
         asked: u64,
         durability: Durability,
-        /// `None` if the operation must fail.
+        /// The content afterwards; `None` if the operation must fail.
         after: Option<Content>,
         source: Option<usize>,
         handle: Handle<Result<Answer>>,
@@ -179,7 +179,7 @@ impl World {
         config
     }
 
-    /// Starts a process; `None` if the power failed.
+    /// Starts a process; returns `None` if the power failed.
     fn start(&mut self) -> Result<Option<Process>, String> {
         self.lives += 1;
         let sim = Sim::new(Some(self.rng.next_u64()));
@@ -621,7 +621,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends the process: the outcome of operations in flight is unknown, and they may reach the
+    /// Ends the process. The outcome of operations in flight is unknown, and they may reach the
     /// store later.
     fn crash(&mut self, process: Option<Process>) {
         if let Some(mut process) = process {
@@ -659,7 +659,7 @@ impl World {
         self.store.sync_all(&self.ids.clone());
     }
 
-    /// Changes that the store was not asked to store durably may be lost.
+    /// Loses changes that the store was not asked to store durably.
     fn lose_power_of_store(&mut self) {
         for id in self.ids.clone() {
             let (stable, current) = (self.store.stable(&id), self.store.current(&id));
@@ -697,7 +697,7 @@ impl World {
         }
     }
 
-    /// Runs the last process: it recovers, every object is read, and everything is stored.
+    /// Runs the last process: it recovers, all objects are read, and all data are stored.
     pub fn last(&mut self) -> Result<(), String> {
         self.disk.set_faults(0, Faults::default());
         self.disk.cut_power_in(None);

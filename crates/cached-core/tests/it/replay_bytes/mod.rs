@@ -23,7 +23,7 @@ const SEGMENT_BYTES: u64 = 64 * KIB;
 const OBJECTS: usize = 4;
 const OBJECT_BYTES: u64 = 4 * BUCKET;
 const DIRTY_BYTES_MAX: u64 = 128 * KIB;
-/// The most edits and records of one input: more would only cost time.
+/// The maximum number of edits and records in one input; more would only take time.
 const EDITS_MAX: usize = 64;
 const RECORDS_MAX: usize = 40;
 const NUMBERS: [u64; 14] =
@@ -31,7 +31,7 @@ const NUMBERS: [u64; 14] =
 
 type Content = Option<Vec<u8>>;
 
-/// A journal as a crash leaves it.
+/// A journal in the state that a crash leaves.
 struct Genuine {
     files: Vec<(String, Vec<u8>)>,
     records: Vec<(Head<'static>, Vec<u8>)>,
@@ -207,7 +207,7 @@ impl Input<'_> {
         u32::from_le_bytes([self.u8(), self.u8(), self.u8(), self.u8()])
     }
 
-    /// Returns a number, usually one at a boundary.
+    /// Returns a number, usually a boundary value.
     fn number(&mut self) -> u64 {
         match usize::from(self.u8()) {
             choice if choice < 2 * NUMBERS.len() => NUMBERS[choice / 2],

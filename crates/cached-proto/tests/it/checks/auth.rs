@@ -51,7 +51,7 @@ pub(crate) fn gates(data: &[u8]) {
     }
 }
 
-/// Decodes one request after the other as they arrive. `one` returns the length of a request, and
+/// Decodes requests one after the other as they arrive. `one` returns the length of a request, and
 /// whether it is the last one. The waiting input has a limited length.
 fn walk(input: &[u8], step: usize, gate: &str, one: impl Fn(&[u8]) -> Option<(usize, bool)>) {
     let bound = LINE_LEN_MAX.max(BINARY_FRAME_HEAD_LEN_MAX) + AUTH_TOKEN_LEN_MAX + 2 * LINE_LEN_MAX;

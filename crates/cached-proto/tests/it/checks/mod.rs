@@ -25,8 +25,8 @@ pub(crate) enum Event {
     Refused { reply: Vec<u8>, swallow: usize, close: bool },
     /// A close without a reply.
     Close,
-    /// Closing while more bytes wait than a line or a frame's head may have. If the bytes arrive in
-    /// other pieces, this may happen earlier or not at all.
+    /// The connection is closed while more bytes wait than a line or a frame's head may have. If
+    /// the bytes arrive in other pieces, this may happen earlier or not at all.
     Overlong,
     /// Bytes at the end that are not a complete request.
     Rest(usize),

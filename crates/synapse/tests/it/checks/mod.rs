@@ -7,8 +7,8 @@ use synapse::codec::*;
 /// The longest payload in these checks.
 const PAYLOAD_BYTES_MAX: u32 = 4096;
 
-/// Treats arbitrary bytes as what a client sent: they are requests, errors, or incomplete. A
-/// decoded request is encoded and decoded again, and must be the same.
+/// Treats arbitrary bytes as a client's stream: it consists of requests, errors, or an incomplete
+/// frame. Each decoded request is encoded and decoded again, and must be equal.
 pub(crate) fn requests(data: &[u8]) {
     let mut names = Names::default();
     each_frame(data, |head, payload| {
@@ -32,8 +32,8 @@ pub(crate) fn requests(data: &[u8]) {
     });
 }
 
-/// Treats arbitrary bytes as what a server sent. A valid message is encoded and decoded again, and
-/// must be the same.
+/// Treats arbitrary bytes as a server's stream. Each valid message is encoded and decoded again,
+/// and must be equal.
 pub(crate) fn answers(data: &[u8]) {
     let mut names = Names::default();
     each_frame(data, |head, payload| {
@@ -68,7 +68,7 @@ fn whole(frame: &[u8]) -> Head<'_> {
 }
 
 /// Calls `check` for each frame until one is invalid or incomplete. The first byte decides whether
-/// checksums are corrected first, because a fuzzer does not find valid ones.
+/// checksums are corrected first, because a fuzzer does not find valid checksums.
 fn each_frame(data: &[u8], mut check: impl FnMut(&Head<'_>, &[u8])) {
     let Some((mode, rest)) = data.split_first() else { return };
     let mut rest = rest.to_vec();

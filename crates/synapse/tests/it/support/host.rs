@@ -8,7 +8,7 @@ use blocker::*;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 use tokio::runtime::Runtime;
 
-/// A server on its own runtime, which ends with it.
+/// A server on its own runtime, which ends with this value.
 pub(crate) struct Host {
     pub(crate) server: Arc<Server>,
     pub(crate) address: Address,
@@ -88,7 +88,7 @@ impl Gated {
     }
 }
 
-/// Counts futures that are dropped before they are done.
+/// Counts futures that are dropped before they complete.
 struct Dropped(Arc<AtomicU64>);
 
 impl Drop for Dropped {
@@ -140,7 +140,7 @@ impl Blocker for Gated {
     }
 }
 
-/// Waits until another thread makes `is` true.
+/// Waits until another thread makes `is` return true.
 #[track_caller]
 pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     let give_up = std::time::Instant::now() + Duration::from_secs(60);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blocker::{Blocker, Capabilities, Change, ChangeReply, ChangeRequest, Durability, Reply};
 
-/// Acknowledges writes as *cached*.
+/// A layer that acknowledges writes as *cached*.
 pub(crate) struct Caching(pub(crate) Arc<dyn Blocker>);
 
 fn cached(reply: Reply<ChangeReply>) -> Reply<ChangeReply> {
@@ -26,7 +26,7 @@ impl Blocker for Caching {
     }
 }
 
-/// Reports other capabilities.
+/// A layer that reports other capabilities.
 pub(crate) struct Promising {
     pub(crate) inner: Arc<dyn Blocker>,
     pub(crate) can: Capabilities,

@@ -51,7 +51,7 @@ impl Raw {
         Self::over(TcpStream::connect(address.as_str()).unwrap())
     }
 
-    /// Uses an existing connection, from either side.
+    /// Uses an existing connection, as either side.
     pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap();
         // If a server hangs, the test fails instead of hanging too.

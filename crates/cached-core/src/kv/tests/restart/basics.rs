@@ -131,7 +131,7 @@ fn other_settings_start_cold() {
     assert!(reason(|config| KvConfig { evict: false, ..config }).contains("eviction policy is none, not"));
 }
 
-/// The item size limit may change: items above it are left out.
+/// The item size limit may change: items that exceed the new limit are left out.
 #[test]
 fn items_above_a_new_limit_are_left_out() {
     let lab = Lab::new();
@@ -212,7 +212,7 @@ fn a_file_of_something_else_is_refused_and_left_alone() {
     }
 }
 
-/// After a clean end, a region that has changed is left out, whichever byte has changed.
+/// After a clean end, a changed region is left out, whichever of its bytes has changed.
 #[test]
 fn damaged_regions_are_left_out() {
     let lab = Lab::new();
@@ -388,8 +388,8 @@ fn no_cas_value_is_given_twice() {
     assert!(stored.is_ok());
 }
 
-/// Values assigned since a bound was recorded are below the next bound, even if very many are
-/// assigned.
+/// CAS values assigned since a bound was recorded are below the next bound, even if very many have
+/// been assigned.
 #[test]
 fn cas_values_go_on_across_bounds() {
     let lab = Lab::new();

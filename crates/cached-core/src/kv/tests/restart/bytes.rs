@@ -59,8 +59,8 @@ fn open_bytes(bytes: &[u8]) -> Kv {
     open(&path).0
 }
 
-/// Changes each byte of an item and of a piece. What does not match its checksum is left out, and
-/// nothing else.
+/// Changes each byte of an item and of a piece. Only entries that do not match their checksums are
+/// left out.
 #[test]
 fn a_changed_byte_of_an_entry_is_noticed_after_a_kill() {
     let lab = Lab::new();

@@ -48,7 +48,7 @@ fn copy_file(from: &Path, to: &Path) {
     std::fs::write(to, std::fs::read(from).unwrap()).unwrap();
 }
 
-/// Opens a store in a file, with a clock that continues like the wall clock.
+/// Opens a store in a file. Its clock continues like the wall clock.
 pub(in crate::kv::tests) fn open_with(path: &Path, config: KvConfig) -> (Kv, Arc<TickClock>) {
     let file = ArenaFile::open(path).unwrap();
     let clock = Arc::new(TickClock::starting_at(file.resume_secs()));

@@ -15,12 +15,12 @@ use std::thread;
 
 /// An operation of the second thread, repeated for each write of the first one.
 struct Second {
-    /// In another shard than the first thread's key, so that neither waits for the other's hash
-    /// bucket.
+    /// The key is in another shard than the first thread's, so that neither thread waits for the
+    /// other's hash bucket.
     key: Vec<u8>,
     operation: fn(&Kv, &[u8], u32),
-    /// Whether it allocates an entry, and so would wait for the first thread while that one
-    /// allocates.
+    /// Whether the operation allocates an entry, and would therefore wait for the first thread
+    /// while that thread allocates.
     allocates: bool,
     /// Whether the item may be missing during the operation.
     may_miss: bool,
@@ -63,7 +63,7 @@ fn seen(kv: &Kv, key: &[u8]) -> Option<Seen> {
 /// Creates the second thread's keys.
 fn seconds(kv: &Kv, first: &[u8]) -> Vec<Second> {
     let shard = |key: &[u8]| kv.inner.index.shard_number(kv.hash(key));
-    /// The name, the action, whether it allocates, and whether its key may be missing.
+    /// The name, the action, whether the action allocates, and whether its key may be missing.
     type Operation = (&'static str, fn(&Kv, &[u8], u32), bool, bool);
     let operations: [Operation; 5] = [
         ("replaced", replace, true, false),
@@ -84,7 +84,7 @@ fn seconds(kv: &Kv, first: &[u8]) -> Vec<Second> {
     operations.into_iter().map(of).collect()
 }
 
-/// Runs the second thread's operations once for each message, and then answers. Returns what would
+/// Runs the second thread's operations once for each message, and then replies. Returns what would
 /// be visible after a kill, except for this thread's keys, which are checked here.
 fn run_second(
     kv: &Kv,

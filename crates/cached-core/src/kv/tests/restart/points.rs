@@ -8,8 +8,7 @@ use crate::stores;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What may be visible of the item that an operation changes, apart from its state before and
-/// after.
+/// What may be visible of the item that an operation changes, besides its state before and after.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Between {
     /// Nothing else.
@@ -20,8 +19,8 @@ pub(super) enum Between {
     Attributes,
 }
 
-/// Runs an operation that changes `key` (`None`: any), and opens the memory that a process killed
-/// after each `step`th of its writes would leave. Returns the number of copies.
+/// Runs an operation that changes `key` (`None`: any key), and opens the memory that a process
+/// killed after every `step`th of its writes would leave. Returns the number of copies.
 fn kill_at_every_store(
     config: fn() -> KvConfig,
     prepare: impl FnOnce(&Kv, &TickClock),
@@ -103,7 +102,7 @@ pub(super) fn state_if_killed(path: &Path, copy: &Path, config: fn() -> KvConfig
     std::thread::scope(|scope| scope.spawn(look).join().unwrap())
 }
 
-/// Stores items of every kind, and the one to be changed.
+/// Stores items of every kind, among them the one to be changed.
 pub(super) fn some_items(kv: &Kv) {
     for n in 0..20u32 {
         kv.set(&n.to_le_bytes(), &value_of(n.into(), 10 * n as usize)).unwrap();

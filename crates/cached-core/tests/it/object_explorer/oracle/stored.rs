@@ -57,8 +57,8 @@ impl Oracle {
         ))
     }
 
-    /// Records that a cache's flush has reported everything in the scope that was acknowledged
-    /// before `asked` as stored.
+    /// Records that a cache's flush has reported as stored everything in the scope that was
+    /// acknowledged before `asked`.
     pub fn flushed(&mut self, writer: Writer, scope: &Scope, asked: u64) {
         let now = self.tick();
         for it in &mut self.objects {
@@ -122,7 +122,7 @@ impl Oracle {
         }
     }
 
-    /// Records that events about another client's changes have reached the cache.
+    /// Records that the cache has received the events about another client's changes.
     pub fn informed(&mut self, scope: &Scope, before: u64) {
         let now = self.tick();
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {

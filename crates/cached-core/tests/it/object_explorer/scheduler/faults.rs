@@ -3,7 +3,7 @@
 use super::*;
 
 impl Environment {
-    /// Causes a failure, an event, a claim by another writer, or a caller that gives up.
+    /// Causes a failure, an event, a claim by another writer, or a cancellation by a caller.
     pub(super) fn trouble(&mut self) -> Result<(), String> {
         if self.is_calm {
             return Ok(());

@@ -38,7 +38,7 @@ impl Broken {
         Arc::new(Self { inner, promise, every, writes: AtomicU64::new(0) })
     }
 
-    /// Makes the write after `delay`, without a caller, even after its deadline.
+    /// Makes the write after `delay`, without a caller, even if its deadline has passed.
     fn later(&self, mut request: ChangeRequest, delay: Duration) {
         request.call.deadline = None;
         let inner = Arc::clone(&self.inner);

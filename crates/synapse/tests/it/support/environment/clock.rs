@@ -8,7 +8,7 @@ use blocker::memory::MemoryConfig;
 use blocker::{Clock, Memory, Timestamp};
 use tokio::time::Instant;
 
-/// Tokio's time, starting at zero when this is created.
+/// Tokio's time, which starts at zero when this value is created.
 #[derive(Clone, Copy)]
 pub struct TokioClock {
     start: Instant,
@@ -20,8 +20,8 @@ impl TokioClock {
         Self { start: Instant::now() }
     }
 
-    /// Returns an empty store with this clock. With another clock, it would misread the deadlines,
-    /// for example as past ones if the test process has run for a while.
+    /// Returns an empty store with this clock. A store with another clock would misread the
+    /// deadlines, and could regard them as expired if the test process has run for a while.
     pub fn memory(self) -> Memory {
         Memory::new(MemoryConfig::default(), Arc::new(self))
     }

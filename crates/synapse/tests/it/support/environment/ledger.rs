@@ -31,14 +31,14 @@ impl Ledger {
     /// Returns the present value of `object`.
     ///
     /// # Panics
-    /// If it is not a complete value.
+    /// If the object's content is not a complete value.
     pub fn value(&self, object: &ObjectId) -> Value {
         let read = blocker::executor::block_on(self.memory.read(ReadRequest::new(object.clone(), 0, 4096)));
         Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
     }
 
-    /// Makes a change, and records it if it succeeds. The store answers at once, so the record has
-    /// the order of the changes.
+    /// Makes a change, and records it if it succeeds. The store replies immediately, so the record
+    /// has the order of the changes.
     fn note(
         &self,
         object: ObjectId,
@@ -57,7 +57,7 @@ impl Ledger {
 
 /// Compares the changes made to a register with their outcomes for its clients. An acknowledged
 /// change is recorded once, one with unknown outcome at most once, and a refused one never. A
-/// change that was answered before another one was called precedes it.
+/// change that was acknowledged before another one was called precedes it.
 ///
 /// # Errors
 /// The first contradiction.
@@ -94,10 +94,10 @@ pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
     Ok(())
 }
 
-/// Panics with both lists unless they agree, see [`compare`].
+/// Panics with both lists unless they agree (see [`compare`]).
 ///
 /// # Panics
-/// If they do not agree.
+/// If the lists do not agree.
 #[track_caller]
 pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
     if let Err(why) = compare(applied, history) {

@@ -15,7 +15,7 @@ use crate::support::net::sim::Sim;
 /// The time between the death of the server and its restart.
 const DOWNTIME: Duration = Duration::from_millis(300);
 
-/// A server, the network to it, and the store below it, which outlives it.
+/// A server, the network in front of it, and the store below it, which outlives the server.
 pub struct SimServer {
     pub sim: Sim,
     pub clock: TokioClock,
@@ -30,7 +30,7 @@ struct Instance {
     backend: Arc<Mortal>,
 }
 
-/// Runs a simulation on one thread with tokio's clock paused, so that it takes no real time.
+/// Runs a simulation on one thread. Tokio's clock is paused, so the simulation takes no real time.
 pub fn simulate<T>(run: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(run)
@@ -50,7 +50,7 @@ pub fn client_config(server: &SimServer) -> ClientConfig {
     client_config_of(&[server])
 }
 
-/// The same for a client that knows several servers, in this order.
+/// The settings of such a client that knows several servers, in this order.
 pub fn client_config_of(servers: &[&SimServer]) -> ClientConfig {
     let names: Vec<_> = (0..servers.len()).map(|number| format!("simulated-{number}:1")).collect();
     let mut config = ClientConfig::new(names.join(",").parse::<Addresses>().expect("names of hosts"));
@@ -106,7 +106,7 @@ impl SimServer {
         self.start();
     }
 
-    /// Kills the server at whatever it is doing.
+    /// Kills the server, whatever it is doing.
     pub fn kill(&self) {
         if let Some(instance) = self.instance.lock().take() {
             instance.backend.die();
@@ -139,7 +139,7 @@ impl SimServer {
     /// Returns the id of the running instance.
     ///
     /// # Panics
-    /// If none is running.
+    /// If no instance is running.
     pub fn instance(&self) -> [u8; 16] {
         self.instance.lock().as_ref().expect("a server").server.instance()
     }

@@ -34,15 +34,15 @@ pub struct Workload {
     pub lateness_max: Duration,
     /// How many calls in a thousand have no deadline.
     pub unlimited_permille: u32,
-    /// How many calls in a thousand are dropped before their answer.
+    /// How many calls in a thousand are dropped before their reply.
     pub cancelled_permille: u32,
     /// The longest pause of a client between calls.
     pub rest: Duration,
 }
 
 impl Workload {
-    /// Returns a workload of two registers, as many operations as can be checked, and both short
-    /// and long deadlines.
+    /// Returns a workload of two registers, with as many operations as can be checked, and both
+    /// short and long deadlines.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -81,7 +81,7 @@ pub async fn prepare(store: &dyn Blocker, workload: &Workload) {
 /// Runs one client for each of `backends` on every register, all concurrently, and waits for them.
 ///
 /// # Panics
-/// If a call hangs, is answered late, or gets an impossible answer.
+/// If a call hangs, gets a late reply, or gets an impossible reply.
 pub async fn run(backends: &[Arc<dyn Blocker>], workload: &Workload, clock: TokioClock) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let mut clients = tokio::task::JoinSet::new();
@@ -136,7 +136,7 @@ struct Client {
 /// The end of a call.
 enum Ended<T> {
     Answered(Result<T, Error>),
-    /// The client has dropped it.
+    /// The client has dropped the call.
     Dropped,
 }
 
@@ -236,7 +236,7 @@ impl Client {
         Value(self.values.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the deadline to request, and the time that this client really waits if that is
+    /// Returns the deadline to request, and the time that this client actually waits if that is
     /// shorter.
     fn limits(&mut self) -> (Option<Timestamp>, Option<Duration>) {
         let given = self.rng.random_range(self.workload.deadline.clone());

@@ -26,11 +26,12 @@ use super::operation::{Operation, Value};
 
 /// The longest history, in operations.
 pub const OPERATIONS_MAX: usize = 200;
-/// The most clients of one history.
+/// The maximum number of clients in one history.
 pub const CLIENTS_MAX: usize = 8;
-/// The most operations of unknown outcome in one history.
+/// The maximum number of operations with unknown outcome in one history.
 pub const UNKNOWN_MAX: usize = 10;
-/// The most points tried before the search ends without a verdict, which also counts as a failure.
+/// The maximum number of points tried before the search ends without a verdict, which also counts
+/// as a failure.
 const POINTS_MAX: usize = 4_000_000;
 
 /// The reason why a history is not accepted.
@@ -38,7 +39,7 @@ const POINTS_MAX: usize = 4_000_000;
 pub enum Refusal {
     /// The history exceeds a limit, or is invalid; with the reason.
     Unfit(String),
-    /// No order of the operations explains the history. Shows the longest order found, and the
+    /// No order of the operations explains the history. Contains the longest order found, and the
     /// operations that could not follow.
     NotLinearizable { order: Vec<Operation>, stuck: Vec<Operation>, held: Value },
     /// The search ended without a verdict.
@@ -49,7 +50,7 @@ pub enum Refusal {
 /// that need not have happened.
 ///
 /// # Errors
-/// The reason why there is no order, or why the search did not run.
+/// The reason why no order exists, or why the search did not run.
 pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
     fit(history)?;
     let mut by_call: Vec<usize> = (0..history.len()).collect();
@@ -62,7 +63,7 @@ pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
 /// Panics with the full history unless it is linearizable. `context` identifies the run.
 ///
 /// # Panics
-/// If it is not linearizable.
+/// If the history is not linearizable.
 #[track_caller]
 pub fn assert_linearizable(history: &[Operation], context: &str) {
     if let Err(refusal) = linearize(history) {
@@ -121,7 +122,8 @@ impl Set {
     }
 }
 
-/// A point of the search: the operations put in order so far, and the register's value after them.
+/// A point of the search: the operations that have a position so far, and the register's value
+/// after them.
 #[derive(Clone, Copy)]
 struct Point {
     done: Set,
@@ -129,15 +131,15 @@ struct Point {
 }
 
 struct Search<'a> {
-    /// Sorted by the time of the call.
+    /// The operations, sorted by the time of the call.
     history: &'a [Operation],
     unknown: Set,
     known_count: usize,
-    /// For the known operations done and the register's value, the sets of unknown ones used; none
-    /// of these sets contains another.
+    /// For each pair of known operations done and register value, the sets of unknown operations
+    /// used. None of these sets contains another.
     tried: HashMap<(Set, Value), Vec<Set>>,
     tried_count: usize,
-    /// The largest number of known operations put in order so far, with that order.
+    /// The longest order found so far, and its number of known operations.
     best: (usize, Vec<usize>, Value),
 }
 
@@ -187,7 +189,7 @@ impl<'a> Search<'a> {
         Err(Refusal::NotLinearizable { order: all(order), stuck: all(&stuck), held: *held })
     }
 
-    /// Returns the operations that may come next at `point`, the most promising one last.
+    /// Returns the operations that may come next at `point`. The most promising one is the last.
     fn choices(&self, point: &Point) -> Vec<usize> {
         let open = || (0..self.history.len()).filter(|&at| !point.done.has(at));
         let first_answer = open().map(|at| self.history[at].answered).min().unwrap_or(u64::MAX);

@@ -11,9 +11,9 @@ use super::operation::{Action, Operation, Value};
 /// The time between two steps of the order from which a history is derived.
 const STEP: u64 = 1_000;
 
-/// Returns a linearizable history of `count` operations: a sequential run, in which the time span
-/// of each operation is then randomly extended around its position, as far as its client's other
-/// operations allow.
+/// Returns a linearizable history of `count` operations. It is a sequential run in which the time
+/// span of each operation is then randomly extended around its position, as far as its client's
+/// other operations allow.
 pub fn linearizable(rng: &mut SmallRng, count: usize) -> Vec<Operation> {
     assert!(count <= OPERATIONS_MAX, "at most {OPERATIONS_MAX} operations");
     let clients = rng.random_range(1..=CLIENTS_MAX);
@@ -47,8 +47,8 @@ pub fn linearizable(rng: &mut SmallRng, count: usize) -> Vec<Operation> {
     history
 }
 
-/// Returns an action that may happen while the register has the value `held`. A written value has
-/// never been written before.
+/// Returns an action that may happen while the register has the value `held`. A write always writes
+/// a new value.
 fn any_action(rng: &mut SmallRng, held: Value, next_value: &mut u32) -> Action {
     let mut value = || {
         *next_value += 1;
@@ -111,7 +111,7 @@ fn untie(history: &mut [Operation]) {
     }
 }
 
-/// A way to make a history certainly invalid.
+/// A change that certainly makes a history invalid.
 #[derive(Clone, Copy, Debug)]
 pub enum Spoil {
     /// A read finds a value that was not written.
@@ -122,16 +122,16 @@ pub enum Spoil {
     FromTheFuture,
     /// An acknowledged write whose value a later read returned is changed to write another value.
     Lost,
-    /// A value that was replaced, as a read has shown, is returned again by a later read: it was
-    /// applied twice.
+    /// A read returns a value that an earlier read has shown to be replaced: the value was applied
+    /// twice.
     Twice,
 }
 
 impl Spoil {
     pub const ALL: [Self; 5] = [Self::FromNowhere, Self::Stale, Self::FromTheFuture, Self::Lost, Self::Twice];
 
-    /// Makes `history` invalid if it has the necessary operations. Each of its values must be
-    /// written only once.
+    /// Makes `history` invalid if it has the necessary operations. Each of its values must have
+    /// been written only once.
     pub fn apply(self, rng: &mut SmallRng, history: &[Operation]) -> Option<Vec<Operation>> {
         let mut spoilt = history.to_vec();
         let reads: Vec<usize> = of(history, |action| matches!(action, Action::Read(_)));

@@ -9,7 +9,7 @@ use std::fmt;
 /// The size of a register, in bytes.
 pub const REGISTER_BYTES: usize = 4096;
 
-/// The value of a register. Zero, with all bytes zero, is the initial one.
+/// The value of a register. The initial value is zero, and all of its bytes are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Value(pub u32);
 
@@ -22,15 +22,15 @@ impl Value {
         self.0.to_le_bytes().repeat(REGISTER_BYTES / 4)
     }
 
-    /// Returns the value that `bytes` represent, if they are consistent.
+    /// Returns the value that `bytes` represent, if the bytes are consistent.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let value = Self(u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?));
         (bytes == value.to_bytes()).then_some(value)
     }
 }
 
-/// A call and its outcome. `Unknown` marks a change that may or may not be made, at any time from
-/// its call on.
+/// A call and its outcome. `Unknown` marks a change that may or may not take effect, at any time
+/// after its call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
     /// A read that returned this value.
@@ -48,13 +48,14 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns whether the client does not know the outcome.
+    /// Returns whether the outcome is unknown to the client.
     pub fn is_unknown(self) -> bool {
         matches!(self, Self::WriteUnknown(_) | Self::SwapUnknown { .. })
     }
 
-    /// Returns the register's value after this operation; `None` if it cannot happen while the
-    /// value is `state`. An unknown compare-and-write that does not match has not happened.
+    /// Returns the register's value after this operation; `None` if the operation cannot happen
+    /// while the value is `state`. An unknown compare-and-write that does not match has not
+    /// happened.
     pub fn apply(self, state: Value) -> Option<Value> {
         match self {
             Self::Read(found) => (found == state).then_some(state),
@@ -66,7 +67,7 @@ impl Action {
         }
     }
 
-    /// Returns whether it never changes the register.
+    /// Returns whether the action never changes the register.
     pub fn is_observation(self) -> bool {
         matches!(self, Self::Read(_) | Self::Mismatch { .. })
     }
@@ -81,7 +82,7 @@ pub struct Operation {
     pub action: Action,
     /// When the call was made.
     pub called: u64,
-    /// When the answer came; [`u64::MAX`] for an unknown outcome, which may take effect at any
+    /// When the reply arrived; [`u64::MAX`] for an unknown outcome, which may take effect at any
     /// time.
     pub answered: u64,
 }

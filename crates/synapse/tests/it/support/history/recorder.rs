@@ -21,8 +21,8 @@ struct Written {
     perhaps_unknown: usize,
 }
 
-/// A call in progress: created before the call, and ended by [`Recorder::answered`] or by being
-/// dropped.
+/// A call in progress. It is created before the call, and ends with [`Recorder::answered`] or when
+/// it is dropped.
 #[derive(Debug)]
 pub struct Called {
     client: usize,
@@ -36,12 +36,12 @@ impl Recorder {
         Self { ticks: AtomicU64::new(1), written: Mutex::default() }
     }
 
-    /// Called when `client` is about to read.
+    /// Records that `client` is about to read.
     pub fn reads(&self, client: usize) -> Called {
         Called { client, at: self.tick(), is_change: false }
     }
 
-    /// Called when `client` is about to make a change. Returns `None` if too many outcomes could
+    /// Records that `client` is about to make a change. Returns `None` if too many outcomes could
     /// then become unknown; the client has to read instead.
     pub fn changes(&self, client: usize) -> Option<Called> {
         {
@@ -54,8 +54,8 @@ impl Recorder {
         Some(Called { client, at: self.tick(), is_change: true })
     }
 
-    /// Called when the answer has arrived. `None`: certainly nothing was changed, and nothing will
-    /// be.
+    /// Records that the reply has arrived. `None` means that certainly nothing was changed, and
+    /// nothing will be.
     pub fn answered(&self, called: Called, action: Option<Action>) {
         let is_unknown = action.is_some_and(Action::is_unknown);
         let answered = if is_unknown { u64::MAX } else { self.tick() };

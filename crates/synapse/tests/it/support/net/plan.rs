@@ -13,9 +13,9 @@ use tokio::sync::Notify;
 /// A fault in one direction, at a byte position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Both directions end at once, in the middle of a frame.
+    /// Both directions end simultaneously, in the middle of a frame.
     Cut,
-    /// The same, because the server is killed, see [`Hits::kill`].
+    /// The connection is cut because the server is killed (see [`Hits::kill`]).
     Kill,
     /// From here on, bytes in this direction disappear, while the other direction continues.
     /// Neither side is notified.
@@ -51,7 +51,7 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// Returns one fault, after `bytes`.
+    /// Returns a direction with one fault, after `bytes`.
     pub fn one(bytes: u64, fault: Fault) -> Self {
         Self { faults: VecDeque::from([(bytes, fault)]) }
     }
@@ -66,8 +66,8 @@ pub struct Plan {
     pub down: Direction,
 }
 
-/// The kinds and positions of faults. Connections from number `faulty_connections` on have none, so
-/// that every run ends.
+/// The kinds and positions of faults. From connection number `faulty_connections` on there are
+/// none, so that every run ends.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub seed: u64,
@@ -75,8 +75,8 @@ pub struct Profile {
     pub faulty_connections: u64,
     /// How many directions in a thousand have faults.
     pub permille: u32,
-    /// The upper limit of the positions of faults, which are equally frequent at every order of
-    /// magnitude, so that handshakes are hit as well as payloads.
+    /// The upper limit of the positions of faults. All orders of magnitude are equally frequent, so
+    /// that faults affect handshakes as well as payloads.
     pub bytes_max: u64,
     pub pause: Range<Duration>,
     pub delay: Range<Duration>,
@@ -143,7 +143,7 @@ impl Profile {
     }
 }
 
-/// The number of faults of each kind that have happened, with which a test proves that there were
+/// The number of faults of each kind that have occurred, by which a test proves that there were
 /// any.
 #[derive(Default, Debug)]
 pub struct Hits {

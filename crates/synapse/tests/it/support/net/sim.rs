@@ -14,11 +14,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::plan::{Hits, Plan, Profile};
 use super::relay::relay;
 
-/// How many bytes one side may send before the other has read: few, so that frames arrive in
-/// pieces.
+/// How many bytes one side may send before the other side has read. The number is small, so that
+/// frames arrive in pieces.
 const WINDOW_BYTES: usize = 8 * 1024;
 
-/// Accepts a connection at the server's end. The task that it starts is aborted with the server.
+/// Accepts a connection on the server's side. The task that it starts is aborted together with the
+/// server.
 pub type Accept = Arc<dyn Fn(DuplexStream) -> AbortHandle + Send + Sync>;
 
 /// Returns the faults of the connection with a number.
@@ -39,7 +40,7 @@ struct Shared {
 /// The server's side from the network's view.
 #[derive(Default)]
 struct Server {
-    /// `None`: no server listens.
+    /// The function that accepts connections; `None` while no server listens.
     accept: Option<Accept>,
     /// The tasks of accepted connections.
     connections: Vec<AbortHandle>,
