@@ -96,8 +96,8 @@ impl Conn {
         self.write(rest);
     }
 
-    /// Sends bytes without reading until the server has accepted none for `patience`; returns the
-    /// number accepted.
+    /// Sends bytes without reading until the server has accepted no more for `patience`; returns
+    /// the number of accepted bytes.
     pub fn send_until_stuck(&mut self, bytes: &[u8], patience: Duration) -> usize {
         let mut taken = 0;
         while taken < bytes.len() && self.wait(libc::POLLOUT, patience) & libc::POLLOUT != 0 {
@@ -134,7 +134,7 @@ impl Conn {
         self.expect(expected, "the reply");
     }
 
-    /// Reads exactly what the pattern matches, and returns it.
+    /// Reads exactly as many bytes as the pattern matches, and returns them.
     pub fn expect_pattern(&mut self, pattern: &Pattern, captures: &mut Captures, about: &str) -> Vec<u8> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -245,7 +245,7 @@ impl Conn {
         std::mem::take(&mut self.received)
     }
 
-    /// Expects the server to close, with nothing more to read.
+    /// Expects that the server closes the connection without sending more.
     pub fn expect_closed(&mut self, about: &str) {
         let rest = self.read_to_end();
         assert!(
@@ -256,8 +256,8 @@ impl Conn {
         );
     }
 
-    /// Returns the received bytes once none has arrived for a while. Only for places where no fence
-    /// can be sent.
+    /// Returns the received bytes once no more have arrived for a while. Use this only where no
+    /// fence can be sent.
     pub fn read_until_quiet(&mut self, quiet: Duration) -> Vec<u8> {
         self.fill_until_quiet(quiet);
         std::mem::take(&mut self.received)
@@ -278,7 +278,7 @@ impl Conn {
         }
     }
 
-    /// Closes with a reset instead of an orderly shutdown.
+    /// Closes the connection with a reset instead of an orderly shutdown.
     pub fn reset(self) {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         // SAFETY: the descriptor is open (self owns it) and the option value is a live struct of that size.

@@ -47,7 +47,7 @@ pub fn write_secret(path: &Path, text: &str) {
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// The directory of its configuration, log and sockets.
+    /// The directory of the program's configuration, log and sockets.
     dir: tempfile::TempDir,
     /// Variables of its environment.
     environment: Environment,
@@ -61,7 +61,7 @@ impl Daemon {
     /// configuration for the program's directory; the admin listener is added.
     ///
     /// # Panics
-    /// If the program does not start, with its log.
+    /// If the program does not start. The message contains its log.
     pub fn start(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         Daemon::start_in(Environment::new(), program, configuration)
     }
@@ -109,7 +109,7 @@ impl Daemon {
     /// Starts a program like [`start`](Self::start), but waits only for its admin listener.
     ///
     /// # Panics
-    /// If the program does not start, with its log.
+    /// If the program does not start. The message contains its log.
     pub fn spawn(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         Daemon::spawn_in(Environment::new(), program, configuration)
     }
@@ -158,7 +158,7 @@ impl Daemon {
         daemon
     }
 
-    /// Returns the path of a file in its directory.
+    /// Returns the path of a file in the program's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -172,7 +172,7 @@ impl Daemon {
     /// first address after them.
     ///
     /// # Panics
-    /// If there is no such line in time.
+    /// If the log has no such line in time.
     pub fn announced(&self, words: &str) -> String {
         wait_for(words, || {
             let log = self.log();
@@ -203,10 +203,10 @@ impl Daemon {
         (output.status.code().expect("an exit status"), text(&output))
     }
 
-    /// Returns a document of its admin listener, requested with the token.
+    /// Returns a document of the admin listener, requested with the token.
     ///
     /// # Panics
-    /// If it is not JSON.
+    /// If the document is not JSON.
     pub fn json(&self, path: &str) -> serde_json::Value {
         let token = std::fs::read_to_string(self.path("token")).expect("a token");
         let header = format!("Authorization: Bearer {}\r\n", token.trim());
@@ -242,7 +242,7 @@ impl Daemon {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// Returns whether the process runs: it has neither ended nor been stopped.
+    /// Returns whether the process runs, which means that it has neither exited nor been stopped.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
@@ -257,7 +257,7 @@ impl Daemon {
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0, "a signal to the program");
     }
 
-    /// Waits for the program's end; returns its status and log.
+    /// Waits until the program exits; returns its status and log.
     ///
     /// # Panics
     /// If the program does not end.
@@ -266,7 +266,7 @@ impl Daemon {
         (status, self.log())
     }
 
-    /// Requests the program's end, and waits for it.
+    /// Requests the program's shutdown, and waits until the program exits.
     pub fn end(self) -> (ExitStatus, String) {
         self.signal(libc::SIGTERM);
         self.wait()

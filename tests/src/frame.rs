@@ -56,7 +56,7 @@ pub const OPS: &[(&str, u8)] = &[
 /// The default opaque of frames.
 pub const OPAQUE: u32 = 0xdead_beef;
 
-/// Returns one operation code, by name or as `0x..`.
+/// Returns an operation code, given by name or as `0x..`.
 pub fn op(name: &str) -> Option<u8> {
     match name.strip_prefix("0x") {
         Some(hex) => u8::from_str_radix(hex, 16).ok(),
@@ -204,7 +204,7 @@ impl Response {
         Self { status, value: error_text(status).to_vec(), ..Self::new(op) }
     }
 
-    /// Returns the pattern of its bytes.
+    /// Returns the pattern of the frame's bytes.
     pub fn pattern(&self) -> Pattern {
         let bodylen = (self.extras.len() + self.key.len() + self.value.len()) as u32;
         let mut head = vec![0x81, self.op];

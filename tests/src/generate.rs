@@ -23,9 +23,9 @@ pub const BINARY_FENCE: u32 = 0x0fe1_ce00;
 /// servers.
 #[derive(Clone, Debug)]
 pub struct Generated {
-    /// The bytes before the CAS value, or all of them.
+    /// The bytes before the CAS value, or all bytes.
     pub head: Vec<u8>,
-    /// The key whose CAS value follows, and whether it is a binary field.
+    /// The key whose CAS value follows, and the form of this value.
     pub cas: Option<(String, CasForm)>,
     /// The bytes after the CAS value.
     pub tail: Vec<u8>,
@@ -37,7 +37,8 @@ pub enum Dialect {
     /// memcached 1.6.45.
     Full,
     /// Debian's 1.6.18: requests with different replies are not generated. It replies `ERROR` to
-    /// too few arguments, has fewer flags in `ms` and `md`, and one message for all invalid flags.
+    /// too few arguments, has fewer flags in `ms` and `md`, and has one message for all invalid
+    /// flags.
     Debian,
 }
 
@@ -58,8 +59,7 @@ impl Generated {
         Self { head: bytes.into(), cas: None, tail: Vec::new() }
     }
 
-    /// Returns the bytes for one server; for a key without a known CAS value they contain a wrong
-    /// one.
+    /// Returns the bytes for one server. If a key has no known CAS value, they contain a wrong one.
     pub fn bytes(&self, returned: &CasValues) -> Vec<u8> {
         const UNKNOWN_CAS: u64 = 0x7fff_ffff_0000;
         let mut out = self.head.clone();
@@ -79,12 +79,12 @@ const WORD_KEYS: &[&str] = &["a", "b", "key", "a_rather_long_key_with_a_number_0
 const COUNTER_KEYS: &[&str] = &["n1", "n2", "n3"];
 const EXPTIMES: &[&str] = &["0", "0", "0", "1000", "100000", "2592000", "2147483647", "-1"];
 
-/// Returns every generated key, and the decoded form of the one in base64.
+/// Returns every generated key, and the decoded form of the base64 key.
 pub fn all_keys() -> impl Iterator<Item = &'static str> {
     WORD_KEYS.iter().chain(COUNTER_KEYS).copied().chain(["foo"])
 }
 
-/// Returns a key, and whether it is a counter's.
+/// Returns a key, and whether it is the key of a counter.
 fn key(random: &mut SmallRng) -> (&'static str, bool) {
     let is_counter = random.random_bool(0.25);
     let keys = if is_counter { COUNTER_KEYS } else { WORD_KEYS };
@@ -186,7 +186,7 @@ const BAD_LINES_EVERYWHERE: &[&str] = &[
     "mg a Tabc",
 ];
 
-/// Lines that older versions answer differently.
+/// Lines to which older versions reply differently.
 const BAD_LINES: &[&str] = &[
     "get",
     "gets",
@@ -228,7 +228,7 @@ const BAD_LINES: &[&str] = &[
     "ma",
 ];
 
-/// Data blocks whose length does not match; older versions answer differently.
+/// Data blocks whose length does not match, to which older versions reply differently.
 const BAD_DATA: &[&[u8]] = &[
     b"set a 0 0 3\r\nabcd\r\n",
     b"set a 0 0 1\r\nabcdefgh\r\n",
@@ -308,7 +308,7 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     }
 }
 
-/// Returns a binary request; its opaque is its number in the batch.
+/// Returns a binary request, whose opaque is its number in the batch.
 pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     let (k, is_counter) = key(random);
     let quiet = |name: &str, random: &mut SmallRng| -> u8 {
@@ -404,8 +404,8 @@ fn even_word(word: &str) -> String {
     }
 }
 
-/// Returns binary replies with varying parts replaced: of a CAS value only its presence remains.
-/// The values go to `returned`, by the key to which `keys` maps an opaque.
+/// Returns binary replies in which varying parts are replaced: of a CAS value, only its presence
+/// remains. The values go to `returned`, by the key to which `keys` maps an opaque.
 pub fn normalize_frames(reply: &[u8], keys: &HashMap<u32, String>, returned: &mut CasValues) -> Vec<u8> {
     let mut out = Vec::with_capacity(reply.len());
     let mut rest = reply;

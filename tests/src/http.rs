@@ -10,7 +10,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// Sends a GET with these further header lines, each ended by CRLF; returns the status and the body.
 ///
 /// # Panics
-/// If the listener cannot be reached, or its response is not HTTP.
+/// If the listener cannot be reached, or its response is not valid HTTP.
 pub fn get_with(address: &str, path: &str, headers: &str) -> (u16, String) {
     ask(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"))
 }

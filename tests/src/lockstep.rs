@@ -22,7 +22,7 @@ use std::time::Duration;
 /// The kinds of requests in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Classic text requests.
+    /// Requests of the classic text protocol.
     Text,
     /// Meta requests.
     Meta,
@@ -46,12 +46,12 @@ pub struct Play<'a> {
     pub reference: &'a Program,
     /// The configuration of both servers, and of the load during the comparison.
     pub configuration: &'a Configuration,
-    /// The number of connections to each server, which take turns.
+    /// The number of connections to each server; they are used in turn.
     pub connections: usize,
     /// The number of batches of requests.
     pub batches: usize,
-    /// Whether clients of the tested server must authenticate first. Only for configurations
-    /// without further load.
+    /// Whether clients of the tested server must authenticate first. This is only for
+    /// configurations without further load.
     pub password: bool,
 }
 
@@ -247,7 +247,7 @@ fn make_room(server: &Server, batch_number: usize) {
     conn.ask(format!("{requests}mn\r\n").as_bytes(), b"MN\r\n");
 }
 
-/// Requests a flush of everything a second later, and waits until both servers have executed it.
+/// Schedules a flush of everything a second later, and waits until both servers have executed it.
 fn flush_later(servers: [&Server; 2]) {
     let mut uptimes = [0; 2];
     for (server, uptime) in servers.into_iter().zip(&mut uptimes) {

@@ -13,7 +13,7 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Fixed newstyle, without zeros after the export's flags.
+/// The client's flags: fixed newstyle, without zeros after the export's flags.
 const CLIENT_FLAGS: u32 = 3;
 const EXPORT_NAME: u32 = 1;
 /// The flag that makes a write durable before its acknowledgement.
@@ -32,8 +32,7 @@ impl Disk {
     /// Connects to the server at a unix socket, and selects an export.
     ///
     /// # Errors
-    /// If the server cannot be reached, or closes the connection because it does not have the
-    /// export.
+    /// If the server cannot be reached, or closes the connection because the export does not exist.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Disk> {
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(DEADLINE))?;
@@ -68,7 +67,7 @@ impl Disk {
         self.socket
     }
 
-    /// Sends a request, and returns the reply's error; the data of a read go to `into`.
+    /// Sends a request, and returns the error of the reply; the data of a read go to `into`.
     fn ask(
         &mut self,
         (kind, flags): (u16, u16),

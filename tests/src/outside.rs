@@ -37,8 +37,9 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
-/// Has the kernel kill a program when the thread that starts it ends, so that none is left behind
-/// when a test is killed. A test must therefore start a program on a thread that outlives it.
+/// Lets the kernel kill a program when the thread that starts it ends, so that no program is left
+/// behind when a test is killed. Therefore a test must start a program on a thread that outlives
+/// it.
 pub fn kill_with_thread(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe and accesses none of this process's memory.
     unsafe {
@@ -52,8 +53,8 @@ pub fn kill_with_thread(command: &mut Command) {
 /// Runs a command to its end and returns its output.
 ///
 /// # Panics
-/// If the command cannot be started, or is still running at the deadline; then it is killed
-/// together with its descendants.
+/// If the command cannot be started, or is still running at the deadline. In the latter case it is
+/// killed together with its descendants.
 pub fn run(command: &mut Command, deadline: Duration) -> Output {
     try_run(command, deadline).unwrap_or_else(|problem| panic!("{problem}"))
 }

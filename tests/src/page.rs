@@ -19,17 +19,18 @@ use std::time::Duration;
 /// The time limit for a server's start.
 const START_DEADLINE: Duration = Duration::from_secs(120);
 
-/// A command of a page, and the output shown there.
+/// A command on a page, and the output shown below it.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
     /// The command, of one or more lines.
     pub command: String,
-    /// The lines of its output.
+    /// The lines of the command's output.
     pub shown: Vec<String>,
 }
 
 impl Step {
-    /// Returns whether the command starts a server: it ends with `&`, apart from a comment.
+    /// Returns whether the command starts a server: apart from a comment, such a command ends with
+    /// `&`.
     #[must_use]
     pub fn starts_server(&self) -> bool {
         without_comment(&self.command).ends_with('&')
@@ -40,11 +41,12 @@ fn without_comment(command: &str) -> &str {
     command.split("  #").next().unwrap_or_default().trim_end()
 }
 
-/// The directories in which examples have their files, and which a test replaces by its own.
+/// The directories in which examples have their files. A test replaces them by directories of its
+/// own.
 pub const PLACES: [&str; 7] =
     ["/dev/shm/", "/etc/cached/", "/run/", "/srv/", "/tmp/", "/usr/bin/", "/var/lib/"];
 
-/// Returns a command in which absolute paths in [`PLACES`] lead into the directory `root`.
+/// Returns the command, with absolute paths in [`PLACES`] leading into the directory `root`.
 #[must_use]
 pub fn localized(command: &str, root: &str) -> String {
     let mut text = String::new();
@@ -62,9 +64,9 @@ pub fn localized(command: &str, root: &str) -> String {
     text + rest
 }
 
-/// Returns whether the printed lines have the form of the shown ones: numbers (and long
-/// hexadecimal ones) may differ, and so may the width of columns; `…` in a line stands for any text,
-/// and alone for any lines.
+/// Returns whether the printed lines have the form of the shown lines. Numbers (and long
+/// hexadecimal ones) may differ, and so may the width of columns. In a line, `…` stands for any
+/// text; alone, for any lines.
 #[must_use]
 pub fn has_form(shown: &[String], printed: &[String]) -> bool {
     match shown.split_first() {
@@ -91,7 +93,7 @@ fn has_line_form(shown: &str, printed: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Returns a line with `#` for each number, and one space for several.
+/// Returns a line with `#` for each number, and one space for several spaces.
 fn form(line: &str) -> String {
     let words = line.split_whitespace().map(|word| {
         if word.len() >= 12 && word.chars().all(|letter| letter.is_ascii_hexdigit()) {
@@ -168,7 +170,7 @@ fn unshare() -> Command {
 /// the test is skipped.
 ///
 /// # Panics
-/// With `CACHED_REQUIRE_ALL=1`, instead of a skip.
+/// With `CACHED_REQUIRE_ALL=1`, if the test would be skipped.
 #[must_use]
 pub fn can_run(test: &str, programs: &[&str]) -> bool {
     if let Some(missing) = programs.iter().find(|program| find_program(program).is_none()) {
@@ -182,10 +184,10 @@ pub fn can_run(test: &str, programs: &[&str]) -> bool {
     is_possible
 }
 
-/// Makes the directories of a shell at `place`: `clone`, `programs` and those of [`PLACES`].
+/// Creates the directories of a shell at `place`: `clone`, `programs` and those of [`PLACES`].
 ///
 /// # Panics
-/// If they cannot be made.
+/// If the directories cannot be created.
 pub fn make_directories(place: &Path) {
     for directory in ["clone", "programs"].into_iter().chain(PLACES.map(|place| &place[1..])) {
         fs::create_dir_all(place.join(directory)).expect("a directory");
@@ -207,7 +209,7 @@ impl Shell {
     /// Starts a shell in the directory `clone` of `place`. `path` is its `PATH`.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the shell cannot be started.
     #[must_use]
     pub fn start(place: &Path, path: &str) -> Shell {
         let notify = place.join("notify");
@@ -264,10 +266,11 @@ impl Shell {
         (status, lines)
     }
 
-    /// Waits until a server that was started in the background, or that takes over from one, serves.
+    /// Waits until a server serves that was started in the background, or that takes over from
+    /// another one.
     ///
     /// # Panics
-    /// If that takes too long.
+    /// If the server takes too long.
     pub fn wait_for_start(&self, command: &str) {
         let mut message = [0; 4096];
         loop {
@@ -279,7 +282,7 @@ impl Shell {
         }
     }
 
-    /// Returns what the commands have written to standard error.
+    /// Returns the text that the commands have written to standard error.
     #[must_use]
     pub fn errors(&self) -> String {
         fs::read_to_string(&self.errors).unwrap_or_default()

@@ -28,8 +28,8 @@ pub fn file() -> &'static Path {
     path
 }
 
-/// Adds the arguments that make a server require the password: in both protocols or, for memcached,
-/// in the protocol used.
+/// Adds the arguments that make a server require the password, in both protocols or, for memcached,
+/// in the protocol that the test uses.
 pub fn require(start: Start, flavour: Flavour, binary: bool) -> Start {
     let text = flavour == Flavour::Cached || !binary;
     let start = if text { start.args(&format!("-Y {}", file().display())) } else { start };

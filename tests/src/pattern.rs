@@ -4,8 +4,8 @@ use crate::bytes::{escape, show};
 use std::collections::HashMap;
 use std::fmt;
 
-/// The amount by which a time to live may be below its expected value: the time that a busy machine
-/// may take between two commands.
+/// The number of seconds by which a time to live may be below its expected value: a busy machine
+/// may take as long between two commands.
 const SECONDS_LOST_MAX: u64 = 15;
 
 /// Numbers captured from earlier replies, by name.
@@ -20,14 +20,15 @@ pub enum Piece {
     Digit,
     /// One or more decimal digits, captured under the name if there is one.
     Digits(Option<String>),
-    /// A number of at most this and not much less, for a time to live that may have lost some
-    /// seconds.
+    /// A number that is at most this and not much less, for a time to live of which some seconds
+    /// may have passed.
     AtMost(u64),
-    /// One or more bytes that are neither blank nor line end, captured under the name if there is one.
+    /// One or more bytes that are neither blanks nor line ends, captured under the name if there is
+    /// one.
     Word(Option<String>),
-    /// Anything up to the next `\r\n`, excluding it.
+    /// Any bytes up to the next `\r\n`, which is excluded.
     Line,
-    /// Whole lines, up to the first one that starts with the following literal.
+    /// Complete lines, up to the first line that starts with the following literal.
     Lines,
     /// Eight bytes, not all zero: a CAS value in a binary header, captured under the name if there is one.
     Cas(Option<String>),
@@ -40,7 +41,7 @@ pub struct Pattern(pub Vec<Piece>);
 /// The result of comparing a buffer with a pattern.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Match {
-    /// This many leading bytes match the pattern.
+    /// The pattern matches this many leading bytes.
     Full(usize),
     /// The buffer matches so far, but more bytes are needed.
     More,

@@ -10,15 +10,15 @@ use crate::script::{Case, Step};
 use crate::server::{Server, Start};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// How a case is sent. The shapes also differ in transport and log level, so that every case covers
-/// the unix socket and the logging paths.
+/// The way in which a case is sent. The shapes also differ in transport and log level, so that
+/// every case covers the unix socket and the logging paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Each request in one write, after the reply to the previous one; TCP.
+    /// Each request is one write, after the reply to the previous request; over TCP.
     Whole,
-    /// Each request byte by byte; TCP, to a server with `-vv`.
+    /// Each request is sent byte by byte; over TCP, to a server with `-vv`.
     Fragmented,
-    /// All requests that do not depend on replies in one write; unix socket.
+    /// All requests that do not depend on replies are one write; over a unix socket.
     Pipelined,
 }
 
@@ -44,9 +44,9 @@ pub enum Wire {
     Plain,
     /// TLS.
     Tls,
-    /// Datagrams: whole requests, with everything that belongs to one reply in one datagram.
+    /// Datagrams. Each has whole requests: all those that belong to one reply.
     Udp,
-    /// Like [`Wire::Plain`], with a password before the first request of each connection.
+    /// As [`Wire::Plain`], with a password before the first request of each connection.
     Password,
 }
 
@@ -114,8 +114,9 @@ pub fn play_all(cases: &[Case], wire: Wire) {
     assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
 }
 
-/// Returns whether a test waits for an unimplemented part of `cached`. It never does with memcached
-/// as the server, or if `CACHED_TEST_LATER` names the part, as during the part's implementation.
+/// Returns whether a test waits for a part of `cached` that is not implemented. It never waits if
+/// memcached is the server, or if `CACHED_TEST_LATER` names the part, which is useful during the
+/// part's implementation.
 pub fn waits_for(part: &str) -> bool {
     let is_tried =
         std::env::var("CACHED_TEST_LATER").is_ok_and(|parts| parts.split(',').any(|tried| tried == part));
@@ -142,7 +143,7 @@ fn play(case: &Case, shape: Shape, wire: Wire) {
     Player::new(&server, shape, wire).play(case);
 }
 
-/// The state of one play: the connection, and the bytes not yet sent or checked.
+/// The state of one play: the connection, and the bytes that are not yet sent or checked.
 struct Player<'a> {
     server: &'a Server,
     shape: Shape,
@@ -151,7 +152,7 @@ struct Player<'a> {
     captures: Captures,
     to_send: Vec<u8>,
     to_expect: Vec<(Step, usize)>,
-    /// The expected reply to a password that was sent or is about to be sent.
+    /// The expected reply to a password that was sent or will be sent.
     login: Option<Vec<u8>>,
     is_binary: Option<bool>,
     steps_done: usize,
@@ -280,8 +281,8 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sends a request with a known reply. If exactly this reply comes next, the server has sent
-    /// nothing else before it.
+    /// Sends a request with a known reply. If this reply comes next, the server has sent nothing
+    /// before it.
     fn fence(&mut self) {
         if self.is_binary.is_none() {
             self.is_binary = Some(false);
@@ -312,8 +313,8 @@ fn fence(is_binary: bool) -> (Vec<u8>, Pattern) {
     (request.bytes(), Response { opaque: FENCE_OPAQUE, ..Response::new(noop) }.pattern())
 }
 
-/// Returns the sizes of fragments: single bytes for short requests; for long ones single bytes at
-/// both ends and larger pieces between them.
+/// Returns the sizes of fragments: single bytes for short requests; for long requests, single bytes
+/// at both ends and larger pieces in between.
 fn fragment_sizes(len: usize) -> Vec<usize> {
     const SINGLE_MAX: usize = 1024;
     const PIECE: usize = 1009;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The expected behaviour: intended differences between replies depend on it.
+/// The expected behaviour, on which intended differences between replies depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// The server of this workspace.

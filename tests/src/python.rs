@@ -9,7 +9,7 @@ use std::time::Duration;
 const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Installs the packages of a requirements file into a virtual environment at `environment`, unless
-/// it exists. Returns the directory of its programs.
+/// the environment exists. Returns the directory of its programs.
 ///
 /// # Errors
 /// The reason why there is no environment: missing Python, or the installer's output.
@@ -36,7 +36,7 @@ pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, Strin
     Ok(programs)
 }
 
-/// Returns pip, which installs into the environment at `environment`; [`install`] provides it.
+/// Returns pip for the environment at `environment`, which [`install`] provides.
 #[must_use]
 pub fn pip(environment: &Path) -> Command {
     let mut pip = Command::new(place_of_pip(environment).join("bin/pip"));
@@ -45,8 +45,8 @@ pub fn pip(environment: &Path) -> Command {
     pip
 }
 
-/// Returns the environment of pip: one for all others, because to install pip takes longer than most
-/// packages.
+/// Returns the environment of pip. All other environments share it, because installing pip takes
+/// longer than installing most packages.
 fn place_of_pip(environment: &Path) -> PathBuf {
     environment.with_file_name("pip")
 }

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::program::repository;
 
-/// Compares the reference with one scrape of `/metrics`, for metrics that are `meant`: each must
-/// have its line, and a line without a metric is allowed only if it `may_be_absent`.
+/// Compares the reference with one scrape of `/metrics`. Each metric that is `meant` must have its
+/// line, and a line may lack its metric only if it `may_be_absent`.
 ///
 /// # Panics
-/// If they differ, with the lines that are missing in the reference.
+/// If they differ. The message contains the lines that the reference lacks.
 pub fn compare(scrape: &str, meant: impl Fn(&str) -> bool, may_be_absent: impl Fn(&str) -> bool) {
     let text = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
     let name_of = |line: &str| Some(line.strip_prefix("| `")?.split(['`', '{']).next()?.to_owned());

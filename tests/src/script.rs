@@ -41,9 +41,9 @@ use crate::program::Flavour;
 pub struct Case {
     /// File and name, for messages.
     pub name: String,
-    /// More server arguments.
+    /// Additional arguments of the server.
     pub args: String,
-    /// Ways of sending.
+    /// The ways in which the case is sent.
     pub shapes: Vec<Shape>,
     /// The difference from memcached that the case shows.
     pub differs: Option<String>,
@@ -58,7 +58,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns whether its first request is binary.
+    /// Returns whether the first request of the case is binary.
     pub fn is_binary(&self) -> bool {
         match self.steps.first() {
             Some(Step::Send(template)) => template.bytes(&Captures::default()).first() == Some(&0x80),
@@ -74,17 +74,17 @@ pub enum Step {
     Send(Template),
     /// Send a binary frame.
     SendFrame(Fields),
-    /// Expect these bytes; only from this flavour, if one is given.
+    /// Expect these bytes; if a flavour is given, only from this flavour.
     Expect(Template, Option<Flavour>),
     /// Expect a binary frame.
     ExpectFrame(Fields),
     /// Expect the server to close the connection.
     Closed,
-    /// Open a fresh connection.
+    /// Open a new connection.
     Connect,
 }
 
-/// Bytes with holes: captured numbers and wildcards.
+/// Bytes with placeholders, which are captured numbers and wildcards.
 #[derive(Clone, Debug, Default)]
 pub struct Template(Vec<Part>);
 
@@ -207,7 +207,7 @@ impl Template {
         })
     }
 
-    /// Returns the pattern with captured numbers filled in; adjacent literals become one.
+    /// Returns the pattern with captured numbers filled in. Adjacent literals are merged.
     pub fn pattern(&self, captures: &Captures) -> Pattern {
         let mut pieces: Vec<Piece> = Vec::new();
         for part in &self.0 {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The time limit for a server to listen, or to exit after a request. Generous, because the machine
-/// may be busy.
+/// The time limit for a server to listen, or to exit after a request. It is generous, because the
+/// machine may be busy.
 pub const START_STOP_DEADLINE: Duration = Duration::from_secs(120);
 
 /// The address of a server.
@@ -30,12 +30,12 @@ pub enum Address {
     Tls(SocketAddr, Arc<ClientConfig>),
 }
 
-/// A running server; dropping it kills the process.
+/// A running server. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Server {
     /// The address.
     pub address: Address,
-    /// The flavour of its replies.
+    /// The flavour of the server's replies.
     pub flavour: Flavour,
     child: Child,
     dir: tempfile::TempDir,
@@ -58,7 +58,7 @@ impl Start {
         Self::program(Program::under_test().clone())
     }
 
-    /// Returns another server, to compare with.
+    /// Returns a start of another server, for comparison.
     pub fn program(program: Program) -> Self {
         Self { program, args: Vec::new(), variables: Vec::new(), unix: None, tls: None, is_early: false }
     }
@@ -93,7 +93,7 @@ impl Start {
         self.tls_with(&certificates.server_args(), certificates.client(None, BOTH))
     }
 
-    /// Listens with TLS; `args` name the certificates. The methods of the server connect as this client.
+    /// Listens with TLS; `args` name the certificates. The server's methods connect as `client`.
     pub fn tls_with(mut self, args: &str, client: Arc<ClientConfig>) -> Self {
         self.tls = Some(client);
         self.args(args)
@@ -108,7 +108,7 @@ impl Start {
     /// Starts the server and waits until it listens and has printed that it serves.
     ///
     /// # Panics
-    /// If the server does not start, with its output.
+    /// If the server does not start. The message contains its output.
     pub fn start(self) -> Server {
         // Another process may take the port between the search and the server's bind.
         for _attempt in 0..10 {
@@ -119,7 +119,8 @@ impl Start {
         panic!("no free port found in ten attempts");
     }
 
-    /// Runs the server with these arguments until it exits by itself, for tests of start errors.
+    /// Runs the server with these arguments until it exits by itself; this is for tests of start
+    /// errors.
     ///
     /// # Panics
     /// If the server does not exit.
@@ -128,7 +129,7 @@ impl Start {
         self.run_with(args)
     }
 
-    /// Like [`run_to_exit`](Self::run_to_exit), without naming a user.
+    /// As [`run_to_exit`](Self::run_to_exit), but without naming a user.
     ///
     /// # Panics
     /// If the server does not exit.
@@ -204,7 +205,7 @@ impl Server {
         Conn::open(&self.address).unwrap_or_else(|err| panic!("connecting to {:?}: {err}", self.address))
     }
 
-    /// Returns the address of its UDP socket.
+    /// Returns the address of the server's UDP socket.
     ///
     /// # Panics
     /// If the server has no UDP socket.
@@ -284,7 +285,7 @@ impl Server {
         assert_eq!(sent, 0, "signal {signal}: {}", std::io::Error::last_os_error());
     }
 
-    /// Waits until the process ends by itself.
+    /// Waits until the process exits by itself.
     ///
     /// # Panics
     /// If the process does not end in time.
@@ -309,8 +310,8 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} for the server: has it ended? Log:\n{}", self.log_tail()))
     }
 
-    /// Returns true once the server listens and, unless it `is_early`, has printed that it serves;
-    /// false if it ended before (usually because its port was in use).
+    /// Returns true once the server listens and, unless it `is_early`, has printed that it serves.
+    /// Returns false if it exited before, usually because its port was in use.
     fn wait_until_listening(&mut self, is_early: bool) -> bool {
         let deadline = Instant::now() + START_STOP_DEADLINE;
         loop {
@@ -362,8 +363,8 @@ impl Drop for Server {
     }
 }
 
-/// Returns a loopback address and port that no other test uses: the address belongs to this process
-/// alone, and each call returns another port.
+/// Returns a loopback address and port that no other test uses: only this process uses the address,
+/// and each call returns a different port.
 pub fn own_address() -> SocketAddr {
     const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 0]);
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
@@ -372,7 +373,7 @@ pub fn own_address() -> SocketAddr {
     (address, NEXT.fetch_add(1, Ordering::Relaxed)).into()
 }
 
-/// Returns the arguments without which memcached refuses to run as root.
+/// Returns the arguments that permit memcached to run as root.
 fn as_root_args() -> &'static [&'static str] {
     if is_root() { &["-u", "root"] } else { &[] }
 }
@@ -390,7 +391,7 @@ pub(crate) fn is_root() -> bool {
 /// program does. Calls in one process return different ports.
 ///
 /// # Panics
-/// If all of them are taken.
+/// If all ports are in use.
 pub fn free_port() -> SocketAddr {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -410,8 +411,8 @@ pub fn free_port() -> SocketAddr {
     panic!("all ports of {PORTS:?} are taken");
 }
 
-/// Starts a program that does not support port 0. `attempt` gets a free port, and returns nothing
-/// if the program has ended, as it does if another one has taken the port meanwhile.
+/// Starts a program that does not support port 0. `attempt` gets a free port, and returns `None` if
+/// the program has exited, as it does if another program has taken the port in the meantime.
 ///
 /// # Panics
 /// If no attempt succeeds.
@@ -421,11 +422,11 @@ pub fn bring_up<T>(what: &str, mut attempt: impl FnMut(u16) -> Option<T>) -> T {
     attempts.next().unwrap_or_else(|| panic!("{what} has ended, {ATTEMPTS} times"))
 }
 
-/// Waits until a program listens on a loopback port. Returns false if the program has ended: then
-/// another one may have the port.
+/// Waits until a program listens on a loopback port. Returns false if the program has exited, in
+/// which case another program may have the port.
 ///
 /// # Panics
-/// If the program does neither in time.
+/// If the program neither listens nor exits in time.
 pub fn is_up(child: &mut Child, port: u16) -> bool {
     let mut lives = || child.try_wait().expect("the state of a child").is_none();
     let deadline = Instant::now() + DEADLINE;

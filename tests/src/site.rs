@@ -17,7 +17,7 @@ use crate::outside::kill_with_thread;
 use crate::program::workspace_programs;
 use crate::{daemon, object_client};
 
-/// The time limit for a start, an end, or another condition on a busy machine.
+/// The time limit for a start, a shutdown, or another condition on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The two programs that have object caches.
@@ -42,7 +42,7 @@ impl Daemon {
     }
 }
 
-/// A program's configuration, its journal, store, socket and log, in a directory.
+/// A directory with a program's configuration, journal, store, socket and log.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The program.
@@ -112,10 +112,10 @@ impl Site {
         std::fs::write(self.path("config.toml"), text).expect("a configuration");
     }
 
-    /// Starts the program. It may not listen yet.
+    /// Starts the program, without waiting until it listens.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn spawn(&self) -> Running {
         // The socket of the previous process must not be mistaken for that of this one.
         let _ = std::fs::remove_file(self.path("socket"));
@@ -139,7 +139,7 @@ impl Site {
     /// Starts the program, and waits until it listens.
     ///
     /// # Panics
-    /// If the program ends, or takes too long.
+    /// If the program exits, or takes too long.
     pub fn start(&self) -> Running {
         let mut running = self.spawn();
         wait_for("the listener", || {
@@ -216,7 +216,7 @@ impl Running {
         self.child.try_wait().expect("a child")
     }
 
-    /// Kills the program as a crash would, and waits until it is gone.
+    /// Kills the program as a crash would, and waits until it has ended.
     pub fn kill(&mut self) {
         // This fails only if the process has already ended.
         let _ = self.child.kill();
@@ -257,7 +257,7 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 /// Returns a metric of a server, without decimals.
 ///
 /// # Panics
-/// If there is no such metric, or the server cannot be queried.
+/// If the metric does not exist, or the server cannot be queried.
 pub fn metric(client: &dyn Blocker, name: &str) -> u64 {
     let families = block_on(client.control().metrics()).expect("metrics");
     let pairs = render::pairs(&families);

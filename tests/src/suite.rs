@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time limit of a file: the slowest files take half a minute on an idle machine.
+/// The time limit of a file. The slowest files take half a minute on an idle machine.
 const FILE_DEADLINE: Duration = Duration::from_secs(600);
 /// Ports of all files, below the range of outgoing connections.
 const PORTS: std::ops::Range<u32> = 10_000..32_000;
@@ -42,9 +42,9 @@ pub struct Expected {
 pub struct Skipped {
     /// The names of the files in `t`.
     pub files: Vec<String>,
-    /// Why they do not apply.
+    /// The reason why they do not apply.
     pub reason: String,
-    /// The only pass in which they do not apply; both passes if absent.
+    /// The only pass in which they do not apply; if absent, both passes.
     pub pass: Option<Pass>,
 }
 
@@ -54,14 +54,15 @@ pub struct Skipped {
 pub struct Differs {
     /// The file's name in `t`.
     pub file: String,
-    /// The tests' descriptions, or their beginnings, before `…`; the number of a test without one.
+    /// The descriptions of the tests, or the beginnings of the descriptions, before `…`. A test
+    /// without a description is named by its number.
     pub tests: Vec<String>,
-    /// Whether the number of executed tests may differ from the announced one.
+    /// Whether the number of executed tests may differ from the announced number.
     #[serde(default)]
     pub other_plan: bool,
     /// The reason.
     pub reason: String,
-    /// The only pass in which they fail; both passes if absent.
+    /// The only pass in which they fail; if absent, both passes.
     pub pass: Option<Pass>,
 }
 
@@ -69,7 +70,7 @@ pub struct Differs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pass {
-    /// Unix sockets and TCP, SASL included.
+    /// Unix sockets and TCP, including SASL.
     Plain,
     /// TLS on every connection.
     Tls,
@@ -124,7 +125,7 @@ impl Expected {
 pub struct Failures<'a> {
     /// The descriptions of tests.
     pub tests: Vec<&'a str>,
-    /// Whether the number of executed tests may differ from the announced one.
+    /// Whether the number of executed tests may differ from the announced number.
     pub other_plan: bool,
 }
 
@@ -183,12 +184,12 @@ impl Report {
     }
 }
 
-/// One file after its run.
+/// The results of one file.
 #[derive(Debug)]
 pub struct Outcome {
     /// The report.
     pub report: Report,
-    /// The other output: diagnostics and the server's log.
+    /// The remaining output: diagnostics and the server's log.
     pub log: String,
     /// The exit status.
     pub status: Option<i32>,
@@ -221,7 +222,7 @@ impl Outcome {
     }
 }
 
-/// Runs one file in a pass; concurrent files must have different `number`s.
+/// Runs one file in a pass. Files that run concurrently must have different `number`s.
 ///
 /// # Panics
 /// If Perl cannot be run.
@@ -280,8 +281,8 @@ fn suite_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("suite")
 }
 
-/// Creates the working directory that the suite expects: its own files, and replacements for the
-/// programs of memcached's build.
+/// Creates the working directory that the suite expects, with the suite's own files, and
+/// replacements for the programs of memcached's build.
 fn build_folder(source: &Path, program: &Program) -> std::io::Result<tempfile::TempDir> {
     let folder = tempfile::Builder::new().prefix("mcs").tempdir()?;
     let path = folder.path();

@@ -23,9 +23,9 @@ pub struct Certificates {
 /// The end of a certificate's validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
-    /// In the far future.
+    /// The certificate expires in the far future.
     Valid,
-    /// In the past.
+    /// The certificate has expired.
     Expired,
 }
 
@@ -53,8 +53,8 @@ impl Certificates {
         SHARED.get_or_init(Certificates::new)
     }
 
-    /// Signs a certificate for `localhost` and 127.0.0.1 with a new key: `NAME.pem` and `NAME.key`. Replaces the
-    /// one with that name.
+    /// Signs a certificate for `localhost` and 127.0.0.1 with a new key: `NAME.pem` and `NAME.key`.
+    /// An earlier certificate with that name is replaced.
     ///
     /// # Panics
     /// If the files cannot be written.
@@ -93,11 +93,11 @@ impl Certificates {
         format!("-Z -o ssl_chain_cert={},ssl_key={}", path("server.pem"), path("server.key"))
     }
 
-    /// Returns a client that trusts the authority, presents the certificate `own`, if there is one,
+    /// Returns a client that trusts the authority, presents the certificate `own` if it is given,
     /// and accepts these versions.
     ///
     /// # Panics
-    /// If there is no such certificate.
+    /// If the certificate does not exist.
     pub fn client(
         &self,
         own: Option<&str>,
@@ -143,7 +143,7 @@ pub struct TlsClient {
 }
 
 impl TlsClient {
-    /// Connects; the handshake takes place with the first bytes.
+    /// Connects. The handshake takes place with the first bytes.
     ///
     /// # Errors
     /// The error of the operating system.

@@ -38,7 +38,7 @@ impl UdpClient {
     /// The error of the operating system.
     ///
     /// # Panics
-    /// If the requests do not fit into one datagram.
+    /// If the requests exceed one datagram.
     pub fn send(&mut self, requests: &[u8]) -> io::Result<()> {
         assert!(requests.len() <= PAYLOAD_BYTES_MAX, "{} bytes for one datagram", requests.len());
         self.id = self.id.wrapping_add(0x0101);

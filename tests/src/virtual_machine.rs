@@ -20,14 +20,14 @@ use lines::Lines;
 pub use scenario::{Report, run};
 pub use system::System;
 
-/// The beginnings of the guest's reports: a file is synced (followed by its number); fio has
-/// verified its data (followed by the number of the pass); the guest cannot continue.
+/// The beginnings of the guest's reports: a file is synced (followed by its number), fio has
+/// verified its data (followed by the number of the pass), or the guest cannot continue.
 const SYNCED: &str = "SYNCED ";
 const VERIFIED: &str = "VERIFIED ";
 const FAILED: &str = "FAILED";
 
-/// The time limit for one step of a guest or a server. Generous, because an emulated processor is
-/// slow on a busy machine.
+/// The time limit for one step of a guest or a server. It is generous, because an emulated
+/// processor is slow on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(600);
 
 /// A running guest. Dropping this value kills the guest.
@@ -45,7 +45,7 @@ pub struct VirtualMachine {
 
 impl VirtualMachine {
     /// Starts a guest that boots from `export` of the server at `socket`, and writes its console to
-    /// a file. If the server becomes unavailable, the guest's requests wait until it is back.
+    /// a file. While the server is unavailable, the guest's requests wait.
     ///
     /// # Panics
     /// If the emulator cannot be started.
@@ -81,7 +81,7 @@ impl VirtualMachine {
     /// line.
     ///
     /// # Panics
-    /// If the guest reports a failure or ends, or the line does not arrive within the deadline.
+    /// If the guest reports a failure or exits, or the line does not arrive within the deadline.
     pub fn wait_for(&mut self, begin: &str) -> String {
         loop {
             let line = self.reports.next(DEADLINE);

@@ -15,7 +15,7 @@ use super::model::{Model, OBJECT_BYTES};
 /// The state shared by all writers in a round.
 #[derive(Debug, Default)]
 pub struct Round {
-    /// Whether the server is about to be killed, so that an error means its end.
+    /// Whether the server is about to be killed, so that an error means that it has ended.
     pub is_ending: AtomicBool,
     /// Whether the writers must stop after their current change.
     pub is_over: AtomicBool,
@@ -38,10 +38,11 @@ pub struct Seen {
     pub wrong: Vec<String>,
 }
 
-/// How a writer works.
+/// The ways in which a writer works.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// Payloads above this size go to the store, and may be torn if they were not acknowledged.
+    /// Payloads above this size go directly to the store, and may be torn unless they were
+    /// acknowledged.
     pub journaled_bytes_max: u64,
     /// Whether every unacknowledged change may be torn, because it may have gone to the store.
     pub is_through: bool,
@@ -161,7 +162,7 @@ fn change(
     }
 }
 
-/// Returns bytes that no other change writes.
+/// Returns bytes that differ from those of all other changes.
 fn bytes(random: &mut SmallRng, len: u64) -> Vec<u8> {
     let word: [u8; 8] = random.random();
     (0..len).map(|index| word[index as usize % 8] ^ (index / 8) as u8).collect()

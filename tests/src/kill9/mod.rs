@@ -71,7 +71,7 @@ pub struct Report {
     pub seen: Seen,
     /// The problems found.
     pub faults: Faults,
-    /// A line for each fault and each unexpected answer.
+    /// A line for each fault and each unexpected response.
     pub lines: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ impl std::fmt::Display for Report {
 const LINES_MAX: usize = 40;
 /// The number of objects of a writer in each namespace.
 const OBJECTS: usize = 5;
-/// The time limit for a round's load without another acknowledgement.
+/// The time limit for the next acknowledgement during a round's load.
 const PROGRESS_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Performs the run.
@@ -207,7 +207,8 @@ impl<'a> Run<'a> {
         Ok(process)
     }
 
-    /// Lets the writers write until enough changes are acknowledged; they notice the server's end.
+    /// Lets the writers write until enough changes are acknowledged. The writers notice when the
+    /// server ends.
     fn load(&mut self, process: &mut Process) -> Result<(), String> {
         let client = Arc::new(self.place.connect().map_err(|error| format!("connecting: {error}"))?);
         let round = Round::default();
@@ -249,8 +250,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Starts a process and kills it during its recovery: before it listens, as soon as it does, or
-    /// after some of its objects have been read.
+    /// Starts a process and kills it during its recovery: before it listens, as soon as it listens,
+    /// or after some of its objects have been read.
     fn kill_in_recovery(&mut self) -> Result<(), String> {
         let mut process = self.place.spawn();
         let reads = match self.random.random_range(0..3) {
@@ -297,7 +298,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Shuts the last process down: then everything is in the store, and the journal has nothing to
+    /// Shuts the last process down. Then everything is in the store, and the journal has nothing to
     /// replay.
     fn end(&mut self, process: Process) -> Result<(), String> {
         let status = process.end()?;
@@ -328,7 +329,7 @@ fn replay_records(client: &dyn Blocker) -> Result<u64, String> {
     })
 }
 
-/// Returns a directory for a run, below the build directory and thus on a real disk, because `/tmp`
+/// Returns a directory for a run. It is below the build directory, and thus on a real disk: `/tmp`
 /// may be in memory.
 ///
 /// # Panics

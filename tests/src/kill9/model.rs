@@ -24,11 +24,11 @@ pub type Content = Option<Vec<u8>>;
 /// The problems found after a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Objects that lack a change that was acknowledged as durable.
+    /// Objects that lack a change acknowledged as durable.
     pub lost: u64,
     /// Objects with content that they never had.
     pub torn: u64,
-    /// Writers whose later change is present without an earlier one.
+    /// Writers of whom a later change is present without an earlier one.
     pub disordered: u64,
     /// Versions with two different contents.
     pub reused_versions: u64,
@@ -53,7 +53,7 @@ struct Step {
 /// One object's possible contents since the last check.
 struct History {
     id: ObjectId,
-    /// The possible contents; the first one was found by the last check.
+    /// The possible contents. The last check has found the first of them.
     steps: Vec<Step>,
     /// The number of the last change that is known to be durable.
     durable: u64,
@@ -109,7 +109,7 @@ impl Model {
         self.histories.len()
     }
 
-    /// Returns whether there is no object.
+    /// Returns whether the writer has no objects.
     pub fn is_empty(&self) -> bool {
         self.histories.is_empty()
     }
@@ -145,8 +145,8 @@ impl Model {
         self.histories[at].may_be_torn = false;
     }
 
-    /// Records that the last change of an object is durable; in the journaled namespace also all
-    /// earlier changes.
+    /// Records that the last change of an object is durable. In the journaled namespace, this
+    /// includes all earlier changes.
     pub fn durable(&mut self, at: usize) {
         self.histories[at].durable = self.histories[at].steps.last().map_or(0, |step| step.number);
         if self.is_journaled(at) {
@@ -163,7 +163,7 @@ impl Model {
         }
     }
 
-    /// Compares a server's content with the required one, and uses it as the base of the next
+    /// Compares a server's content with the required content, and uses it as the base of the next
     /// check. A line for each fault goes to `report`.
     ///
     /// # Errors
@@ -214,7 +214,7 @@ impl Model {
         Ok(faults)
     }
 
-    /// Returns whether there is a cut.
+    /// Returns whether the found content corresponds to a prefix of the writer's changes.
     fn has_cut(&self, found: &[(Content, u64)]) -> bool {
         let is_journaled = |history: &History| history.id.namespace == self.journaled;
         let journaled = || self.histories.iter().zip(found).filter(|(history, _)| is_journaled(history));

@@ -13,7 +13,7 @@ use synapse::{Address, SynapseBlocker};
 /// The time limit for a start or an orderly end on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-/// The program, and the directory of its configuration.
+/// The program and the directory of its configuration.
 #[derive(Debug)]
 pub struct Place {
     directory: PathBuf,
@@ -52,7 +52,7 @@ impl Place {
         std::fs::write(self.path("cached.toml"), text).expect("a configuration");
     }
 
-    /// Starts the program. It may not listen yet.
+    /// Starts the program, without waiting until it listens.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -75,7 +75,7 @@ impl Place {
     /// Waits until the process listens.
     ///
     /// # Errors
-    /// Its output, if it exited or took too long.
+    /// The process's output, if it exited or took too long.
     pub fn wait(&self, process: &mut Process) -> Result<(), String> {
         let begun = Instant::now();
         while UnixStream::connect(self.path("socket")).is_err() {
@@ -103,7 +103,7 @@ impl Place {
 }
 
 impl Process {
-    /// Kills the process as a crash would, and waits until it is gone.
+    /// Kills the process as a crash would, and waits until it has ended.
     pub fn kill(&mut self) {
         // This fails only if the process has already ended.
         let _ = self.child.kill();
@@ -113,7 +113,7 @@ impl Process {
     /// Ends the process properly.
     ///
     /// # Errors
-    /// Its output, if it does not end.
+    /// The process's output, if it does not end.
     pub fn end(mut self) -> Result<ExitStatus, String> {
         let pid = i32::try_from(self.child.id()).map_err(|error| error.to_string())?;
         // SAFETY: the process is our child, not yet waited for, so the PID is still its own.

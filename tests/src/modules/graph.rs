@@ -5,12 +5,13 @@ use std::fmt;
 
 use super::source::Crate;
 
-/// Siblings that use each other, directly or indirectly, and of which at least one is a chapter.
+/// Siblings that use each other, directly or indirectly. At least one of them is a chapter.
 #[derive(Debug)]
 pub struct Circle {
     /// The path of their parent; empty at the top level.
     pub parent: Vec<String>,
-    /// Each use within the cycle: the two names, and one place where the first uses the second.
+    /// Each use within the cycle: the two names, and one place where the first name uses the
+    /// second.
     pub uses: Vec<(String, String, String)>,
 }
 

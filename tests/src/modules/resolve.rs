@@ -7,7 +7,8 @@ const HOPS_MAX: usize = 16;
 
 impl Crate {
     /// Returns the path of the module that defines the item named by `segments` in the module
-    /// `from`; `None` for other crates' items, for names of the prelude, and for `from` itself.
+    /// `from`. Returns `None` for other crates' items, for names of the prelude, and for `from`
+    /// itself.
     pub(super) fn module_of(&self, from: &[String], segments: &[String]) -> Option<Vec<String>> {
         let found = self.resolve(from, segments, HOPS_MAX)?;
         (found != from).then_some(found)

@@ -12,7 +12,7 @@ use syn::visit::{self, Visit};
 /// A path that a module names, with its line.
 #[derive(Debug, Clone)]
 pub struct Use {
-    /// The segments as written, beginning with `crate`, `super`, `self` or a name.
+    /// The segments as written. The first is `crate`, `super`, `self` or a name.
     pub segments: Vec<String>,
     /// The line number, from 1.
     pub line: usize,
@@ -139,7 +139,7 @@ impl Scope {
         self.module.aliases.insert(name, path);
     }
 
-    /// Paths that begin with `crate`, `super` or `self` in the tokens of a macro.
+    /// Collects the paths in the tokens of a macro that begin with `crate`, `super` or `self`.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut at = 0;

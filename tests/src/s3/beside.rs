@@ -31,7 +31,7 @@ impl Way {
     /// Every way.
     pub const ALL: [Way; 3] = [Way::Gateway, Way::Asking, Way::Fresh];
 
-    /// Returns its name.
+    /// Returns the way's name.
     pub const fn name(self) -> &'static str {
         match self {
             Way::Gateway => "gateway",
@@ -44,15 +44,15 @@ impl Way {
 /// The reason why two responses may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Excuse {
-    /// RFC 9112, 6.1: a server that does not know a transfer coding responds with 501; it may
+    /// RFC 9112, 6.1: a server that does not know a transfer coding responds with 501, and may
     /// refuse a request that also has a length.
     Coding,
     /// RFC 9112, 6.3: two lengths are an unrecoverable error, whose status the server chooses.
     Lengths,
     /// RFC 9110, 7.6.1: `Connection` must not name a header for all recipients.
     Nominated,
-    /// RFC 9110, 15.4.5: a 304 may have only the validators, so a response that follows from it
-    /// lacks other headers.
+    /// RFC 9110, 15.4.5: a 304 may contain only the validators, so a response derived from it lacks
+    /// other headers.
     NotModified,
     /// S3, "Authenticating requests": every `x-amz-` header must be signed; the endpoint does not
     /// check this.
@@ -86,7 +86,7 @@ pub struct Played {
     pub excused: BTreeMap<Excuse, u64>,
 }
 
-/// Two endpoints of one kind, and one sidecar for each way in front of the second endpoint.
+/// Two endpoints of the same kind, and in front of the second one a sidecar for each way.
 #[derive(Debug)]
 pub struct Both {
     sidecars: Vec<(Way, Sidecar)>,
@@ -104,7 +104,7 @@ pub enum Before {
     Versitygw,
     /// An endpoint in this process that keeps objects as files.
     Files,
-    /// The same, over a file system that folds letter case and Unicode forms.
+    /// An endpoint in this process over a file system that folds letter case and Unicode forms.
     FoldingFiles,
 }
 
@@ -112,7 +112,7 @@ impl Before {
     /// Every kind.
     pub const ALL: [Before; 3] = [Before::Versitygw, Before::Files, Before::FoldingFiles];
 
-    /// Returns its name.
+    /// Returns the endpoint's name.
     pub const fn name(self) -> &'static str {
         match self {
             Before::Versitygw => "versitygw",
@@ -137,8 +137,8 @@ const SLASHES: [&str; 6] = ["//", "///", "%2F", "%2F%2F", "/./", "/%2e/"];
 
 impl Both {
     /// Starts the endpoints, and sidecars whose setting `names` states how the endpoint
-    /// distinguishes keys. Programs keep their state below `parent`. Returns `None`, and prints
-    /// that `test` is skipped, if a program is not installed.
+    /// distinguishes keys. Programs keep their state below `parent`. If a program is not installed,
+    /// returns `None`, and prints that `test` is skipped.
     pub fn start(before: Before, ways: &[Way], names: &str, test: &str, parent: &Path) -> Option<Both> {
         let user = User::new(Kind::Versitygw, "owner", 0);
         let mut programs = Vec::new();
@@ -168,7 +168,7 @@ impl Both {
         Some(Both { sidecars, alone, behind, user, _programs: programs })
     }
 
-    /// Plays a sequence of requests in its own bucket.
+    /// Plays a sequence of requests in a bucket of its own.
     ///
     /// # Errors
     /// The first difference that is not allowed, with the requests that led to it.
@@ -259,7 +259,7 @@ fn show(answer: &Answer) -> String {
 struct Ends<'a> {
     alone: Connection,
     through: Connection,
-    /// Bypasses the sidecar.
+    /// The connection that bypasses the sidecar.
     past: Connection,
     user: &'a User,
 }
@@ -306,7 +306,7 @@ const HEADERS: [&str; 9] = [
     "expires",
 ];
 
-/// S3 headers that may be in only one response.
+/// S3 headers that only one of the two responses may have.
 const OF_ONE_ANSWER: [&str; 3] = ["x-amz-request-id", "x-amz-id-2", "x-amz-bucket-region"];
 
 fn difference(request: &Request, direct: &Answer, through: &Answer, way: Way) -> Compared {
@@ -397,7 +397,7 @@ impl Drawing {
         *of.choose(&mut self.rng).expect("one of several")
     }
 
-    /// Returns one of a key's names, and the differences that it allows.
+    /// Returns one of a key's names, and the differences that this name allows.
     fn key(&mut self, excuses: &mut Vec<Excuse>) -> String {
         let key = self.one(&KEYS).to_owned();
         match self.rng.random_range(0..12) {
@@ -481,8 +481,8 @@ impl Drawing {
         request
     }
 
-    /// Returns unused bytes, or none. If two changes within a second leave the `ETag` unchanged,
-    /// the second one may go unnoticed (RFC 9110, 8.8.2.2).
+    /// Returns unused bytes, or no bytes. If two changes within a second leave the `ETag`
+    /// unchanged, the second change may go unnoticed (RFC 9110, 8.8.2.2).
     fn bytes(&mut self) -> Vec<u8> {
         let len = self.one(&[0, 8, 9, 100, 4096, 10_000, 70_000, 200_000]);
         let mut bytes: Vec<u8> = (0..len).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
@@ -641,7 +641,7 @@ impl Drawing {
     }
 }
 
-/// Turns the body into unsigned chunks, optionally followed by a checksum.
+/// Converts the body to unsigned chunks, optionally followed by a checksum.
 fn chunked(request: &mut Request, has_trailer: bool) {
     let decoded = request.body.len();
     let mut body = format!("{decoded:x}\r\n").into_bytes();

@@ -44,7 +44,8 @@ pub fn expected() -> Expected {
 }
 
 impl Expected {
-    /// Returns the tests that may fail through the sidecar although they pass at the endpoint.
+    /// Returns the tests that may fail through the sidecar although they pass at the endpoint
+    /// itself.
     pub fn differing(&self, kind: Kind, mode: Mode) -> BTreeSet<&str> {
         names(self.differs.iter().filter(|each| each.is_about(kind, Some(mode))))
     }

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 /// A program that is an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// versitygw, objects as files.
+    /// versitygw, which keeps objects as files.
     Versitygw,
     /// radosgw, with one OSD in memory.
     Radosgw,
@@ -24,7 +24,7 @@ impl Kind {
     /// Every kind.
     pub const ALL: [Kind; 2] = [Kind::Versitygw, Kind::Radosgw];
 
-    /// Returns the name of its program.
+    /// Returns the name of the endpoint's program.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Versitygw => "versitygw",
@@ -33,8 +33,8 @@ impl Kind {
     }
 }
 
-/// A user of an endpoint. Names and keys follow from the role and a number, so that users with
-/// different numbers can do the same concurrently.
+/// A user of an endpoint. Names and keys are derived from the role and a number, so that users with
+/// different numbers can run the same test concurrently.
 #[derive(Clone, Debug)]
 pub struct User {
     /// The access key.
@@ -82,9 +82,9 @@ enum Process {
 
 const ROOT: [&str; 2] = ["root-of-versitygw", "secret-of-root"];
 
-/// The radosgw configuration that s3-tests expect: lifecycles by the second, and keys for
-/// encryption. Deleted data are removed within seconds, because by default they would stay for two
-/// hours, and five passes would fill the cluster's memory.
+/// The configuration of radosgw that s3-tests expect: lifecycles by the second, and keys for
+/// encryption. Deleted data are removed within seconds: by default they would stay for two hours,
+/// and five passes would fill the cluster's memory.
 const RADOSGW: &str = "[client.rgw]
 rgw_lc_debug_interval = 10
 rgw_gc_obj_min_wait = 5
@@ -103,8 +103,8 @@ pub fn find_versitygw(parent: &Path) -> Option<PathBuf> {
 }
 
 impl Endpoint {
-    /// Starts an endpoint whose state is below `parent`. Returns `None`, and prints that `test` is skipped, if its program is
-    /// not installed.
+    /// Starts an endpoint whose state is below `parent`. If its program is not installed, returns
+    /// `None`, and prints that `test` is skipped.
     ///
     /// # Panics
     /// If the endpoint does not start.

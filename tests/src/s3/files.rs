@@ -14,7 +14,7 @@ use std::thread;
 /// Starts an endpoint, which ends with the process, and returns its URL.
 ///
 /// # Panics
-/// If there is no free loopback port.
+/// If no loopback port is free.
 pub fn start(folds_letters: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("its address"));
@@ -198,8 +198,9 @@ impl Files {
         }
     }
 
-    /// Returns the source of a copy, if it exists; `None` if the request is not a copy. As in
-    /// servers that get headers through CGI, separators in the header's name are treated as equal.
+    /// Returns the source of a copy, if the source exists; `None` if the request is not a copy. As
+    /// in servers that get headers through CGI, separators in the header's name are treated as
+    /// equal.
     fn source(
         &self,
         request: &Request,
@@ -230,7 +231,7 @@ impl Files {
     }
 }
 
-/// Returns a key as a path, without the segments that a file system ignores.
+/// Returns a key as a path, without segments that a file system ignores.
 fn path(key: &str) -> String {
     let mut all = Vec::new();
     for segment in key.split('/') {
@@ -262,7 +263,7 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Reads the body of a request, or returns the error response if its end is unknown.
+/// Reads the body of a request. Returns the error response if the end of the body is unknown.
 fn read_body(reader: &mut impl BufRead, request: &Request) -> io::Result<Result<Vec<u8>, Answer>> {
     let all = |wanted: &str| -> Vec<&str> {
         let named = request.headers.iter().filter(|(name, _)| name == wanted);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// The suite's files about S3; the others test radosgw's other services.
+/// The suite's files that test S3; the others test radosgw's other services.
 const FILES: [&str; 2] = ["s3tests/functional/test_s3.py", "s3tests/functional/test_headers.py"];
 /// The time limit of a pass.
 const DEADLINE: Duration = Duration::from_secs(2 * 3600);
@@ -28,7 +28,7 @@ pub struct Judge {
     pub programs: PathBuf,
     /// The number of concurrent slices.
     pub slices: usize,
-    /// Selects the tests whose names contain this; all tests if empty.
+    /// Selects the tests whose names contain this text; an empty text selects all tests.
     pub only: String,
 }
 
@@ -50,7 +50,8 @@ pub struct Pass<'a> {
 pub struct Outcome {
     /// The file and the test.
     pub test: String,
-    /// `passed`, `failed` (in the test), `error` (before or after it) or `skipped`.
+    /// The outcome: `passed`, `failed` (in the test), `error` (before or after the test) or
+    /// `skipped`.
     pub outcome: String,
     /// The reason of a failure.
     pub why: String,

@@ -13,7 +13,7 @@ use crate::s3::endpoint::User;
 /// The time limit for a response. Generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A request without its signature.
+/// An unsigned request.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// The method.
@@ -32,7 +32,7 @@ pub struct Request {
     pub body: Vec<u8>,
     /// Whether the request is sent without a signature.
     pub is_anonymous: bool,
-    /// Whether the connection is not reused after the request, because the request's end is
+    /// Whether the connection is not reused after the request, because the end of the request is
     /// ambiguous.
     pub is_last: bool,
 }
@@ -151,7 +151,7 @@ impl Request {
     }
 }
 
-/// A connection to a server, which is reopened after it has ended.
+/// A connection to a server. It is reopened after the server has closed it.
 #[derive(Debug)]
 pub struct Connection {
     host: String,
@@ -167,7 +167,7 @@ impl Connection {
     /// Sends a request and returns the response.
     ///
     /// # Errors
-    /// If there is no valid response.
+    /// If the response is missing or invalid.
     pub fn ask(&mut self, request: &Request, user: &User) -> io::Result<Answer> {
         let bytes = request.bytes(&self.host, user);
         let was_kept = self.socket.is_some();

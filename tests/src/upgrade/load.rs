@@ -17,9 +17,9 @@ pub struct Report {
     pub upgrades: u64,
     /// Changes acknowledged.
     pub changes: u64,
-    /// Completed runs of clients in other languages.
+    /// The number of completed runs of clients in other languages.
     pub runs: u64,
-    /// Keys examined at the end.
+    /// The number of keys examined at the end.
     pub keys: u64,
     /// For each upgrade, the longest time that a client waited for a reply.
     pub pauses: Vec<Duration>,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Upgradable {
     dir: tempfile::TempDir,
-    /// The arguments in addition to those of every such server.
+    /// The arguments in addition to those that every such server has.
     args: String,
     /// The TCP port; 0 if the server also has a unix socket.
     pub port: u16,
@@ -41,7 +41,7 @@ impl Upgradable {
     /// server's directory.
     ///
     /// # Panics
-    /// If the server does not start, with its log.
+    /// If the server does not start. The message contains its log.
     pub fn start(args: &str, configuration: &str) -> Upgradable {
         // SAFETY: the arguments are plain numbers; the call changes the parent of orphans.
         let code = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
@@ -59,7 +59,7 @@ impl Upgradable {
     /// Starts a new process after the previous one has ended.
     ///
     /// # Panics
-    /// If the server does not start, with its log.
+    /// If the server does not start. The message contains its log.
     pub fn start_again(&mut self) {
         let log = OpenOptions::new().create(true).append(true).open(self.path("log")).expect("a log");
         let place = self.dir.path().display().to_string();
@@ -177,12 +177,12 @@ impl Upgradable {
         begun.elapsed()
     }
 
-    /// Requests an upgrade, which may fail because of its time limit, and waits until the new
-    /// process has taken over and the old one has ended. Returns whether that has happened;
-    /// otherwise the old process continues.
+    /// Requests an upgrade, which its time limit may end, and waits until the new process has taken
+    /// over and the old one has exited. Returns whether this has happened; otherwise the old
+    /// process continues.
     ///
     /// # Panics
-    /// If neither happens, with the log.
+    /// If the upgrade neither succeeds nor fails in time. The message contains the log.
     pub fn try_upgrade(&mut self) -> bool {
         let (failed, old) = (self.failures(), self.pid);
         self.signal(libc::SIGUSR2);
@@ -215,11 +215,11 @@ impl Upgradable {
         self.notes().iter().filter(|note| note.contains(FAILED)).count()
     }
 
-    /// Waits until the current process ends; returns its exit status, or 128 plus the signal that
-    /// has ended it.
+    /// Waits until the current process exits. Returns its exit status, or 128 plus the number of
+    /// the signal that has ended it.
     ///
     /// # Panics
-    /// If it does not end.
+    /// If the process does not exit.
     pub fn wait_exit(&self) -> i32 {
         wait_for("the end of a process", || {
             let mut status = 0;

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use synapse::{Address, SynapseBlocker};
 
-/// The time for which a client waits for a server that does not respond: longer than any test.
+/// The time for which a client waits for a server that does not respond. It is longer than any
+/// test.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The number of objects that each writer has in each namespace.
@@ -61,7 +62,7 @@ pub struct Running<'a> {
 pub struct Seen {
     /// Changes acknowledged.
     pub changes: u64,
-    /// Connections made in addition to the load's.
+    /// Connections that were made in addition to the load's.
     pub connections: u64,
     /// A line for each problem.
     pub lines: Vec<String>,
@@ -166,8 +167,8 @@ impl Objects {
     }
 
     /// Compares all objects with the clients' knowledge. With `loses_nothing`, every acknowledged
-    /// change must be present; otherwise every change that was acknowledged as durable. Returns a
-    /// line for each fault.
+    /// change must be present; otherwise, every change acknowledged as durable. Returns a line for
+    /// each fault.
     ///
     /// # Panics
     /// If the server does not respond.
@@ -229,7 +230,7 @@ fn observe(client: &SynapseBlocker, longest: &AtomicU64, is_over: &AtomicBool) -
     None
 }
 
-/// Connects continually, through each of the sockets; returns the number of connections.
+/// Connects continually through each of the sockets; returns the number of connections.
 ///
 /// # Errors
 /// The first refusal.

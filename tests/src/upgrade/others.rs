@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The time limit for one run of a client on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// A client's program, which takes host and port after its arguments.
+/// A client's program, which gets host and port after its other arguments.
 #[derive(Debug, Clone)]
 pub struct Script {
     /// The libraries that the program uses.
@@ -24,8 +24,8 @@ pub struct Script {
     arguments: Vec<PathBuf>,
 }
 
-/// Returns the clients that are available on this machine, and for each other client the reason why
-/// it is missing. Python's packages are installed below `workshop`.
+/// Returns the clients that are available on this machine, and the reason why each other client is
+/// missing. Python's packages are installed below `workshop`.
 pub fn scripts(workshop: &Path) -> (Vec<Script>, Vec<String>) {
     let clients = repository().join("tests/clients");
     let (mut found, mut missing) = (Vec::new(), Vec::new());

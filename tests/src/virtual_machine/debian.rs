@@ -10,12 +10,12 @@ use super::succeeded::succeeded;
 use crate::outside::{fetch, find_program};
 use crate::program::repository;
 
-/// The time limit for the download of its packages.
+/// The time limit for the download of the guest's packages.
 const FETCH_DEADLINE: std::time::Duration = std::time::Duration::from_secs(900);
-/// Packages' files that the guest does not need.
+/// Files of packages that the guest does not need.
 const LEFT_OUT: [&str; 5] =
     ["./usr/share/doc", "./usr/share/locale", "./usr/share/man", "./var/lib/apt/lists", "./var/cache/apt"];
-/// Units that would wait for a login or for udev, which is not installed.
+/// Units that would wait for a login, or for udev, which is not installed.
 const MASKED: [&str; 3] = ["getty.target", "console-getty.service", "serial-getty@.service"];
 /// The size of the disk.
 const DISK_BYTES: u64 = 640 << 20;

@@ -22,7 +22,7 @@ impl Image {
         Self { path }
     }
 
-    /// Returns whether a file has the same bytes.
+    /// Returns whether the files have the same bytes.
     ///
     /// # Panics
     /// If one of the files cannot be read.
@@ -36,8 +36,8 @@ impl Image {
         &self.path
     }
 
-    /// Replays the journal of the file system, as a mount does, and then checks the file system,
-    /// which must be intact.
+    /// Replays the journal of the file system, as a mount does, and then checks that the file
+    /// system is intact.
     ///
     /// # Panics
     /// If the file system is damaged.

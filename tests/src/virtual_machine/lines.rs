@@ -7,7 +7,7 @@ use std::time::Duration;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Lines {
-    /// Complete lines only, without their ends.
+    /// The complete lines, without their ends.
     lines: Receiver<String>,
     seen: Vec<String>,
 }
@@ -29,7 +29,7 @@ impl Lines {
         Self { lines, seen: Vec::new() }
     }
 
-    /// Returns the next line, or the reason why there is none.
+    /// Returns the next line, or the reason why there is no line.
     pub(super) fn next(&mut self, deadline: Duration) -> Result<String, &'static str> {
         match self.lines.recv_timeout(deadline) {
             Ok(line) => {

@@ -22,7 +22,7 @@ pub struct Report {
     pub synced: u32,
     /// See `synced`.
     pub synced_before_snapshot: u32,
-    /// Passes in which fio has verified its data.
+    /// The number of passes in which fio has verified its data.
     pub verified: u32,
     /// The duration.
     pub time: Duration,
@@ -39,9 +39,9 @@ impl fmt::Display for Report {
     }
 }
 
-/// Returns the configuration from README, with little memory, so that data do not stay in the
-/// journal alone. Every acknowledged write survives a kill, as required if the guest continues
-/// after one.
+/// Returns the configuration of README, with little memory, so that the data do not stay in the
+/// journal alone. Every acknowledged write survives a kill, which is necessary if the guest
+/// continues afterwards.
 fn configuration(place: &str) -> String {
     format!(
         "[objects]\nwrite = \"back\"\nwriter = \"cache\"\ndurability = \"journaled\"\nmemory_bytes_max = \"64 MiB\"\n\
@@ -51,9 +51,9 @@ fn configuration(place: &str) -> String {
     )
 }
 
-/// Boots Debian from a clone, kills the server this many times while the guest runs, then kills
-/// both, and compares the surviving data with the acknowledged data and with the snapshot taken
-/// meanwhile. Finally Debian boots again from the surviving data.
+/// Boots Debian from a clone, kills the server this many times while the guest runs, and then kills
+/// both. Compares the surviving data with the acknowledged data, and with the snapshot taken in
+/// between. Finally boots Debian again from the surviving data.
 ///
 /// # Panics
 /// If data are missing or wrong, or a step takes too long.

@@ -5,7 +5,7 @@ use std::process::Command;
 use super::DEADLINE;
 use crate::outside::{run, text};
 
-/// Runs a program to completion; returns its standard output, or the reason of its failure.
+/// Runs a program to completion. Returns its standard output, or the reason for its failure.
 pub(super) fn succeeded(command: &mut Command) -> Result<String, String> {
     let output = run(command, DEADLINE);
     if output.status.success() {

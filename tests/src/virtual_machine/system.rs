@@ -12,7 +12,7 @@ use crate::outside::find_program;
 use crate::program::repository;
 use crate::server::is_root;
 
-/// The modules that the guest loads, because they are not built into the kernel.
+/// The kernel modules that the guest loads, because the kernel does not have them built in.
 const MODULES: [&str; 6] =
     ["virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio", "virtio_pci", "virtio_blk"];
 /// The programs that guests and their disks need, each with its package.

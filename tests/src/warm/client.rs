@@ -14,7 +14,7 @@ const HOURS_SECS: u32 = 50_000;
 /// The number of a client's keys.
 const KEYS: u32 = 120;
 
-/// A connection to the server under test. An error means that the server has ended.
+/// A connection to the server under test. An error means that the server has exited.
 pub struct Connection {
     reader: BufReader<TcpStream>,
 }
@@ -22,7 +22,7 @@ pub struct Connection {
 /// A reply of the meta protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// `HD`, `VA`, `EN`, `NS`, …
+    /// The code: `HD`, `VA`, `EN`, `NS` and so on.
     pub code: String,
     /// The flags after the code.
     pub flags: Vec<String>,
@@ -93,7 +93,7 @@ impl Connection {
     }
 }
 
-/// What all clients share.
+/// The state that all clients share.
 #[derive(Debug, Default)]
 pub struct Common {
     /// A counter of all events.
@@ -122,7 +122,7 @@ pub struct Client {
     pub cas_values: Vec<u64>,
     /// Impossible replies.
     pub surprises: Vec<String>,
-    /// Keys that were missing while the server ran, with their last preceding change.
+    /// Keys that went missing while the server ran, each with the last change before that.
     pub gone_while_running: Vec<(String, Change)>,
 }
 
@@ -172,7 +172,7 @@ impl Client {
         Ok(longest)
     }
 
-    /// Returns the known state of a key; `None` if the key is missing, or may be.
+    /// Returns the known state of a key; `None` if the key is missing, or may be missing.
     fn known(&self, key: &str) -> Option<Seen> {
         self.last.get(key).and_then(|change| change.result.clone())
     }

@@ -16,7 +16,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Returns whether both states are equal, as far as their CAS values are known.
+    /// Returns whether both states are equal, as far as the CAS values are known.
     pub fn is(&self, other: &Seen) -> bool {
         let cas = self.cas.zip(other.cas).is_none_or(|(own, other)| own == other);
         cas && (&self.value, self.flags, self.expires, self.stale)
@@ -99,7 +99,7 @@ pub enum Verdict {
     Wrong,
 }
 
-/// Judges the state of a key.
+/// Judges the state of a key after a restart.
 pub fn judge(
     last: Option<&Change>,
     pending: Option<&Pending>,

@@ -30,7 +30,7 @@ const LINES_MAX: usize = 40;
 pub struct Report {
     /// Rounds completed.
     pub rounds: u64,
-    /// Rounds that ended by a shutdown, not by a kill.
+    /// Rounds that ended by a shutdown instead of a kill.
     pub clean: u64,
     /// Changes acknowledged.
     pub changes: u64,
@@ -42,7 +42,7 @@ pub struct Report {
     pub missing_flushed: u64,
     /// Missing keys with a change in progress when the process was killed.
     pub missing_under_way: u64,
-    /// Missing keys without an explanation.
+    /// Missing keys for which there is no explanation.
     pub lost: u64,
     /// Keys with any other state.
     pub wrong: u64,

@@ -23,7 +23,7 @@ use synapse::{Address, SynapseBlocker};
 /// The time limit for a reply to a well-behaved client. A busy machine stays below it; a server
 /// that blocks until other clients time out does not.
 const ANSWER: Duration = Duration::from_secs(15);
-/// The time limit for freeing the attackers' memory: 5 s, plus an allowance for a busy machine.
+/// The time limit for freeing the attackers' memory: 5 s, and an allowance for a busy machine.
 const GIVEN_BACK: Duration = Duration::from_secs(15);
 /// The memory that may stay resident after an attack: the allocator's free memory, and pools.
 const KEPT_KIB: u64 = 16 << 10;
@@ -65,7 +65,7 @@ impl<'a> Besieged<'a> {
     }
 
     /// Checks that the attack through these connections costs other clients neither memory nor
-    /// replies. Then all of the connections end at once.
+    /// replies. Then closes all of the connections simultaneously.
     fn withstand(&mut self, attack: &str, attackers: Vec<OwnedFd>) {
         self.round(attack);
         self.daemon.signal(libc::SIGSTOP);
@@ -116,8 +116,8 @@ fn connections(daemon: &Daemon, listener: &str, count: usize) -> Vec<UnixStream>
     (0..count).map(|_| UnixStream::connect(daemon.path(listener)).expect("a connection")).collect()
 }
 
-/// Sends as much as the system accepts on each connection while the program is stopped, so that all
-/// of it reaches the program at the same moment.
+/// Sends as much as the system accepts on each connection while the program is stopped, so that the
+/// program receives all of it simultaneously.
 fn send_together(daemon: &Daemon, sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec<OwnedFd> {
     daemon.signal(libc::SIGSTOP);
     for mut socket in &sockets {
@@ -130,7 +130,8 @@ fn send_together(daemon: &Daemon, sockets: Vec<UnixStream>, bytes: &[u8]) -> Vec
     sockets.into_iter().map(OwnedFd::from).collect()
 }
 
-/// Lets the system accept this many bytes from the sender, if this process has the privilege.
+/// Lets the system accept this many bytes from the sender, if this process has the necessary
+/// privilege.
 fn hold_in_system(socket: &UnixStream, bytes: usize) {
     // The system also counts its own overhead for each packet.
     let wanted = libc::c_int::try_from(2 * bytes).expect("a size");
@@ -200,8 +201,8 @@ fn ask_admin(daemon: &Daemon) -> Ask<'_> {
     })
 }
 
-/// Object clients that send this many requests at once, whatever the server grants: reads whose
-/// responses they do not receive, or writes of which they send half.
+/// Creates object clients that send this many requests together, whatever the server grants: reads
+/// whose responses they do not receive, or writes of which they send only half.
 fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> {
     const REQUESTS: u32 = 3;
     let mut all = Vec::new();
@@ -234,8 +235,8 @@ fn object_clients(daemon: &Daemon, count: u8, is_reading: bool) -> Vec<OwnedFd> 
     all
 }
 
-/// Clients of the admin listener that request documents without receiving them, or send half of a
-/// body.
+/// Creates clients of the admin listener that request documents without receiving them, or send
+/// half of a body.
 fn admin_clients(daemon: &Daemon) -> Vec<OwnedFd> {
     let token = std::fs::read_to_string(daemon.path("token")).expect("a token");
     let head = |line: &str| {
@@ -253,7 +254,7 @@ fn admin_clients(daemon: &Daemon) -> Vec<OwnedFd> {
     (0..40).map(connect).collect()
 }
 
-/// With 1024 connections, `connection_bytes_max` has 4 KiB for each; 900 are used.
+/// With 1024 connections, `connection_bytes_max` has 4 KiB for each of them; 900 are used.
 #[test]
 fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     let daemon = Daemon::start("cached", |place| {
@@ -304,7 +305,7 @@ fn no_client_of_memcached_or_objects_takes_the_memory_of_others() {
     besieged.expect_memory_back();
 }
 
-/// Clients that have selected the disk as their export.
+/// Creates clients that have selected the disk as their export.
 fn disk_clients(daemon: &Daemon, count: usize) -> Vec<UnixStream> {
     (0..count)
         .map(|_| Disk::connect(&daemon.path("nbd"), "disk").expect("a connection").into_socket())

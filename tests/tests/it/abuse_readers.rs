@@ -7,10 +7,10 @@ use cached_tests::frame::{Request, op};
 use cached_tests::server::Server;
 use std::time::Duration;
 
-/// How long a write may stall before the client counts as stuck. A short time only makes the abuse milder.
+/// The time after which a stalled write counts as stuck. A short time only makes the abuse milder.
 const STUCK: Duration = Duration::from_millis(200);
 
-/// The memory that all clients of a test together may take: their reply buffers, regardless of the
+/// The memory that all clients of a test together may use for their reply buffers, whatever the
 /// total size of the replies.
 const GROWTH_MIB: u64 = 64;
 
@@ -65,7 +65,7 @@ fn unread_multigets() {
     server.assert_serves(TEST);
 }
 
-/// A `get` line with a reply of one gigabyte.
+/// The test sends a `get` line with a reply of one gigabyte.
 #[test]
 fn one_unread_reply_of_a_gigabyte() {
     const TEST: &str = "one_unread_reply_of_a_gigabyte";
@@ -87,8 +87,8 @@ fn one_unread_reply_of_a_gigabyte() {
     server.assert_serves(TEST);
 }
 
-/// Clients that read late and in small pieces receive every byte, whatever is stored, deleted and
-/// read meanwhile.
+/// Clients that read late and in small pieces receive every byte, even if items are stored, deleted
+/// and read in the meantime.
 #[test]
 fn late_readers_get_every_byte() {
     const TEST: &str = "late_readers_get_every_byte";
@@ -171,7 +171,7 @@ fn seventy_thousand_unread_gets_of_one_key() {
     server.assert_serves(TEST);
 }
 
-/// One line with 70 000 equal keys.
+/// The test sends one line with 70 000 equal keys.
 #[test]
 fn seventy_thousand_keys_in_one_unread_get() {
     const TEST: &str = "seventy_thousand_keys_in_one_unread_get";

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 const STUCK: Duration = Duration::from_millis(200);
 
-/// Many clients that send one byte at a time, so that each is always in the middle of a request.
+/// Many clients send one byte at a time, so that each is always in the middle of a request.
 #[test]
 fn clients_that_send_one_byte_at_a_time() {
     const TEST: &str = "clients_that_send_one_byte_at_a_time";
@@ -44,7 +44,7 @@ fn clients_that_send_one_byte_at_a_time() {
     server.assert_serves(TEST);
 }
 
-/// Every client announces a megabyte and sends ten bytes: announced values take no memory.
+/// Every client announces a megabyte and sends ten bytes: an announced value takes no memory.
 #[test]
 fn announced_values_that_are_not_sent_cost_no_memory() {
     const TEST: &str = "announced_values_that_are_not_sent_cost_no_memory";
@@ -93,7 +93,7 @@ fn announced_values_that_are_not_sent_cost_no_memory() {
     server.assert_serves(TEST);
 }
 
-/// Lengths beyond every limit cost nothing.
+/// Announced lengths beyond every limit cost nothing.
 #[test]
 fn huge_announced_lengths() {
     const TEST: &str = "huge_announced_lengths";
@@ -136,7 +136,8 @@ fn huge_announced_lengths() {
     server.assert_serves(TEST);
 }
 
-/// CVE-2010-1152: lines without end. Only a get line may be long, up to a limit.
+/// CVE-2010-1152: some clients send lines without end. Only the line of a get may be long, up to a
+/// limit.
 #[test]
 fn endless_lines() {
     const TEST: &str = "endless_lines";
@@ -158,7 +159,8 @@ fn endless_lines() {
     server.assert_serves(TEST);
 }
 
-/// The line of a get may be long, so the server has to limit its memory: here 64 MiB arrive.
+/// The line of a get may be long, so the server has to limit its memory: in this test 64 MiB
+/// arrive.
 #[test]
 fn endless_get_line() {
     const TEST: &str = "endless_get_line";
@@ -179,7 +181,8 @@ fn endless_get_line() {
     server.assert_serves(TEST);
 }
 
-/// Up to 16 KiB of blanks, with and without a line end (an over-read in older versions).
+/// Some lines have up to 16 KiB of blanks, with and without a line end (an over-read in older
+/// versions).
 #[test]
 fn lines_of_blanks() {
     const TEST: &str = "lines_of_blanks";
@@ -203,7 +206,8 @@ fn lines_of_blanks() {
     server.assert_serves(TEST);
 }
 
-/// Ten thousand keys in segments of a few bytes (a use after free in older versions).
+/// A get of ten thousand keys arrives in segments of a few bytes (a use after free in older
+/// versions).
 #[test]
 fn a_multiget_in_tiny_segments() {
     const TEST: &str = "a_multiget_in_tiny_segments";
@@ -231,7 +235,7 @@ fn a_multiget_in_tiny_segments() {
     server.assert_serves(TEST);
 }
 
-/// Clients that close in the middle of a body, in an orderly way or with a reset.
+/// Some clients close in the middle of a body, in an orderly way or with a reset.
 #[test]
 fn clients_that_close_in_the_middle_of_a_body() {
     const TEST: &str = "clients_that_close_in_the_middle_of_a_body";
@@ -302,8 +306,8 @@ fn garbage_after_binary() {
     server.assert_serves(TEST);
 }
 
-/// Connections up to and above the limit: existing ones stay, new ones are refused with a reply,
-/// and freed slots are reused.
+/// Clients connect up to the limit and beyond: existing connections stay, new ones are refused with
+/// a reply, and freed slots are reused.
 #[test]
 fn connections_above_the_limit_are_refused() {
     const TEST: &str = "connections_above_the_limit_are_refused";
@@ -423,8 +427,8 @@ fn half_sent_values_do_not_refuse_other_clients() {
     }
 }
 
-/// With `-M` and memory full, a client that does not send an announced value loses its memory to a client
-/// that needs it.
+/// With `-M` and full memory, a client that does not send an announced value loses its memory to
+/// another client.
 #[test]
 fn with_full_memory_half_sent_values_are_given_up() {
     const TEST: &str = "with_full_memory_half_sent_values_are_given_up";

@@ -58,7 +58,7 @@ impl Admin {
 struct Metrics {
     text: String,
     types: BTreeMap<String, String>,
-    /// By name and labels as written.
+    /// The values, by name and labels as written in the scrape.
     values: BTreeMap<String, f64>,
 }
 
@@ -184,8 +184,8 @@ fn metrics_and_status_show_what_clients_did() {
     assert!(latency.iter().any(|latency| latency["command"] == "get"), "{latency:?}");
 }
 
-/// Every name, type and label of memcached's exporter is present, and no other `memcached_` name;
-/// the values are equal to those in `stats`.
+/// Every name, type and label of memcached's exporter is present, and no other `memcached_` name
+/// is. The values are equal to those in `stats`.
 #[test]
 fn the_exporters_metrics_are_complete() {
     if !is_cached() {
@@ -264,7 +264,8 @@ fn promtool_accepts_the_metrics() {
     assert!(matches!(output.status.code(), Some(0 | 3)), "{found}");
 }
 
-/// Returns whether a finding is about a counter of memcached's exporter without the usual suffix.
+/// Returns whether a finding is about a counter that memcached's exporter names without the usual
+/// suffix.
 fn is_of_the_exporter(finding: &str) -> bool {
     const COUNTERS: [&str; 6] = [
         "memcached_uptime_seconds",
@@ -376,7 +377,7 @@ fn an_address_for_other_machines_needs_a_token() {
     assert_eq!((status.code(), text.trim_end()), (Some(78), line.as_str()));
 }
 
-/// Two servers: a cache with an admin listener over the store of another one, which a test stops.
+/// Two servers: a cache with an admin listener, and the server of its store, which a test stops.
 struct Stack {
     dir: tempfile::TempDir,
 }
@@ -510,8 +511,8 @@ fn probes_follow_the_start_the_store_and_the_end() {
     assert!(cache.0.wait().expect("its end").success());
 }
 
-/// The metrics reference has a line for every metric, and no others, except for stores that do not
-/// run here.
+/// The metrics reference has a line for every metric, and no other lines, except for stores that do
+/// not run here.
 #[test]
 fn the_reference_names_every_metric() {
     if !is_cached() {

@@ -81,7 +81,7 @@ fn until(what: &str, server: &Server, holds: impl Fn() -> bool) {
     }
 }
 
-/// memcached's own test, in this order.
+/// This is memcached's own test, in the same order.
 #[test]
 fn text_authentication_as_in_memcacheds_suite() {
     let passwords = Passwords::new(TWO);
@@ -176,7 +176,8 @@ fn no_text_or_meta_command_is_executed_before_a_password() {
     assert!(!binary.read_until_quiet(std::time::Duration::from_millis(300)).starts_with(&[0x81]));
 }
 
-/// 9981d748f, af05c9302: no announced length is believed, and lines without words end the connection.
+/// 9981d748f, af05c9302: the server trusts no announced length, and a line without words ends the
+/// connection.
 #[test]
 fn what_is_not_a_password_is_not_collected() {
     if !is_cached() {
@@ -261,8 +262,8 @@ fn the_tenth_wrong_password_ends_the_connection() {
     conn.expect_closed("ten wrong passwords");
 }
 
-/// After a hundred wrong passwords from one address, each further one ends its connection; correct
-/// passwords from that address are still accepted.
+/// After a hundred wrong passwords from one address, each further wrong password ends its
+/// connection. Correct passwords from that address are still accepted.
 #[test]
 fn many_wrong_passwords_of_an_address_cost_a_connection_each() {
     if !is_cached() {
@@ -328,7 +329,7 @@ fn passwords_are_read_again() {
     }
 }
 
-/// CVE-2013-7239, ced9e1730, CVE-2016-8706: requests that are answered before SASL has succeeded.
+/// CVE-2013-7239, ced9e1730, CVE-2016-8706: which requests are executed before SASL has succeeded.
 #[test]
 fn sasl_before_anything_else() {
     if !is_cached() {
@@ -381,8 +382,8 @@ fn sasl_before_anything_else() {
     assert!(OPS.len() > 30);
 }
 
-/// CVE-2013-7239, CVE-2016-8706, CVE-2011-4971, 229cf41be: frames of SASL whose lengths contradict each other or are
-/// huge, and steps after a refusal.
+/// CVE-2013-7239, CVE-2016-8706, CVE-2011-4971, 229cf41be: SASL frames whose lengths contradict
+/// each other or are huge, and steps after a refusal.
 #[test]
 fn frames_of_sasl_that_break_the_rules() {
     if !is_cached() {
@@ -440,7 +441,7 @@ fn frames_of_sasl_that_break_the_rules() {
     ask(&mut conn, &frame("NOOP"), (0, b""));
 }
 
-/// CVE-2021-37519: files that are unusual and valid.
+/// CVE-2021-37519: unusual but valid password files.
 #[test]
 fn strange_files_of_passwords() {
     if !is_cached() {
@@ -555,7 +556,8 @@ fn a_unix_socket_has_the_gate_too() {
     conn.ask(&login("foo", "bar"), b"STORED\r\n");
 }
 
-/// `cached`, and memcached with libsasl, reply equally to every frame that a client may send first.
+/// `cached`, and memcached with libsasl, reply in the same way to every frame that a client may
+/// send first.
 #[test]
 fn the_gate_of_sasl_is_memcacheds() {
     const TEST: &str = "the_gate_of_sasl_is_memcacheds";

@@ -17,7 +17,7 @@ fn pymemcache() {
     run_python("pymemcache", "everyday_pymemcache.py", &Server::start(""), &[]);
 }
 
-/// Clients with auto-discovery find this server, at the address that they have reached.
+/// Clients with auto-discovery find this server, at the address through which they have reached it.
 #[test]
 fn clients_with_auto_discovery() {
     if Program::under_test().flavour == Flavour::Cached {

@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 const CLIENT_DEADLINE: Duration = Duration::from_secs(300);
 
-/// libmemcached through Python, in both protocols.
+/// libmemcached is used through Python, in both protocols.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn pylibmc() {
     play("pylibmc", prepare_pylibmc);
 }
 
-/// The same test with a password (`-S`).
+/// The same test runs with a password (`-S`).
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn pylibmc_with_a_password() {
@@ -48,14 +48,14 @@ fn prepare_pylibmc() -> Result<(Command, Form), String> {
     Ok((command, Form::HostPort))
 }
 
-/// Node, binary protocol.
+/// The client of Node uses the binary protocol.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn memjs() {
     play("memjs", prepare_memjs);
 }
 
-/// The same test with a password (`-S`).
+/// The same test runs with a password (`-S`).
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn memjs_with_a_password() {
@@ -73,7 +73,7 @@ fn prepare_memjs() -> Result<(Command, Form), String> {
     Ok((command, Form::Joined))
 }
 
-/// Go, text protocol.
+/// The client of Go uses the text protocol.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn gomemcache() {
@@ -89,7 +89,8 @@ fn gomemcache() {
     });
 }
 
-/// Java: spymemcached in the binary protocol, xmemcached in text.
+/// Of the clients for Java, spymemcached uses the binary protocol, and xmemcached the text
+/// protocol.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn spymemcached_and_xmemcached() {
@@ -112,7 +113,7 @@ fn spymemcached_and_xmemcached() {
     });
 }
 
-/// Ruby: dalli, in the binary protocol, and in meta where it is new enough.
+/// dalli for Ruby uses the binary protocol, and, if it is new enough, meta commands.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn dalli() {
@@ -179,10 +180,10 @@ fn memcached_exporter() {
     println!("memcached_exporter: {} metrics, memcached_up 1", metrics.len());
 }
 
-/// Returns the metrics page once the exporter serves it; `None` if the exporter has ended.
+/// Returns the metrics page once the exporter serves it; `None` if the exporter has exited.
 ///
 /// # Errors
-/// The reason why there is no page.
+/// The reason why the page is missing.
 fn metrics(exporter: &mut Child, port: u16) -> std::io::Result<Option<String>> {
     let deadline = Instant::now() + CLIENT_DEADLINE;
     loop {
@@ -227,7 +228,8 @@ fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     server.assert_serves(test);
 }
 
-/// Like [`play`], with a server that requires a password, which memjs reads from variables.
+/// As [`play`], with a server that requires a password, which memjs reads from environment
+/// variables.
 fn play_with_a_password(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     if Program::under_test().flavour != Flavour::Cached {
         return;
@@ -265,7 +267,7 @@ fn read(file: &str) -> Vec<u8> {
     std::fs::read(clients().join(file)).unwrap_or_else(|err| panic!("{file}: {err}"))
 }
 
-/// Returns a copy of a client's sources, in which its language's tool may write.
+/// Returns a copy of a client's sources, into which the tools of its language may write.
 fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
     let folder = workshop(name);
     for file in files {
@@ -276,7 +278,7 @@ fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Does work once for these sources; interrupted work is repeated.
+/// Does work once for these sources. Interrupted work starts again.
 fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     // Two tests may prepare the same client.
     static ONE: Mutex<()> = Mutex::new(());

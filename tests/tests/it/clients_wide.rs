@@ -74,7 +74,8 @@ fn install() -> Result<PathBuf, String> {
     Ok(cached_tests::python::install(&environment, &clients().join("requirements.txt"))?.join("python"))
 }
 
-/// Both of PHP's extensions: memcached, by libmemcached in text and binary, and memcache.
+/// Both of PHP's extensions are used: memcached, which uses libmemcached in text and binary, and
+/// memcache.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn php() {
@@ -89,7 +90,7 @@ fn php() {
     play("php", command.arg(clients().join("everyday.php")));
 }
 
-/// Perl's three clients.
+/// Three clients for Perl are used.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn perl() {
@@ -103,7 +104,7 @@ fn perl() {
     play("perl", command.arg(clients().join("everyday.pl")));
 }
 
-/// Rust's blocking client, in text and in binary.
+/// Rust's blocking client is used, in the text and in the binary protocol.
 #[test]
 fn rust_memcache() {
     let mut server = Server::start("");
@@ -147,7 +148,7 @@ fn rust_memcache() {
     server.assert_serves("rust_memcache");
 }
 
-/// Rust's asynchronous client.
+/// Rust's asynchronous client is used.
 #[test]
 fn rust_async_memcached() {
     use async_memcached::{AsciiProtocol, Client};
@@ -178,7 +179,7 @@ fn rust_async_memcached() {
     server.assert_serves("rust_async_memcached");
 }
 
-/// libmemcached's command-line tools, as scripts use them, in both protocols.
+/// libmemcached's command-line tools are used as scripts use them, in both protocols.
 #[test]
 fn libmemcached_tools() {
     let test = "libmemcached_tools";
@@ -242,7 +243,7 @@ impl Running {
         Running(command.spawn().expect("the program starts"))
     }
 
-    /// Waits until the program accepts connections; returns nothing if it has ended.
+    /// Waits until the program accepts connections; returns `None` if it has exited.
     fn connect(&mut self, port: u16, log: &Path) -> Option<TcpStream> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -274,7 +275,7 @@ fn exchange(stream: &mut TcpStream, request: &[u8], reply: &[u8]) {
     assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(reply));
 }
 
-/// twemproxy distributes keys over several servers, and ejects one that ends.
+/// twemproxy distributes keys over several servers, and ejects a server that ends.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn twemproxy() {
@@ -322,7 +323,7 @@ fn twemproxy() {
     assert!(items.iter().all(|items| *items > 0) && items.iter().sum::<u64>() == 199, "{items:?}");
 }
 
-/// nginx answers from the cache, and forwards misses to the application.
+/// nginx serves responses from the cache, and forwards misses to the application.
 #[test]
 #[ignore = "long: clients, from the registries of their languages"]
 fn nginx() {

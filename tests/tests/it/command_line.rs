@@ -28,7 +28,7 @@ fn accepted_flags_start_the_server() {
     }
 }
 
-/// Flags that protect or persist data and are not implemented must not seem to work.
+/// Flags that protect or persist data, but are not implemented, must not be accepted.
 #[test]
 fn missing_features_are_refused() {
     if Program::under_test().flavour == Flavour::Memcached {
@@ -44,7 +44,7 @@ fn missing_features_are_refused() {
     }
 }
 
-/// memcached's messages and exit statuses for invalid values.
+/// The messages and exit statuses for invalid values are memcached's.
 #[test]
 fn invalid_values_have_memcacheds_messages() {
     for (args, words, status) in [
@@ -90,7 +90,7 @@ fn invalid_values_have_memcacheds_messages() {
     }
 }
 
-/// Tools search the help for supported features.
+/// Tools search the help for supported features, so it must name exactly those.
 #[test]
 fn the_help_names_what_works() {
     let (status, text) = Start::new().args("-h").run_to_exit();

@@ -10,7 +10,7 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// A file in its own directory, and the flag that names it.
+/// A file in a directory of its own, and the flag that names it.
 struct File {
     _dir: tempfile::TempDir,
     path: PathBuf,
@@ -92,7 +92,7 @@ fn the_file_sets_the_addresses() {
     assert_eq!(mode & 0o777, 0o750);
 }
 
-/// A mistake yields one line that names file and key, both at a start and in a check.
+/// A mistake yields one line that names the file and the key, both at a start and in a check.
 #[test]
 fn mistakes_name_file_and_key() {
     if !is_cached() {
@@ -126,8 +126,8 @@ fn mistakes_name_file_and_key() {
     assert!(said.starts_with("/nonexistent/cached.toml: cannot be read: "), "{said}");
 }
 
-/// `--check-config` and the start refuse the same configurations with the same line, and the start
-/// has changed nothing by then.
+/// `--check-config` and the start refuse the same configurations with the same line; the start has
+/// changed nothing before that.
 #[test]
 fn the_check_finds_what_the_start_refuses() {
     if !is_cached() {
@@ -256,7 +256,7 @@ fn the_check_finds_what_the_start_refuses() {
     assert_eq!(std::fs::read(path("photo")).expect("the file"), b"not the memory of a cache");
 }
 
-/// The check needs neither the addresses nor the locks of a running server with the same file.
+/// The check needs neither the addresses nor the locks of a running server that uses the same file.
 #[test]
 fn a_running_server_does_not_disturb_the_check() {
     if !is_cached() {

@@ -40,7 +40,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a listener on `address` that serves these documents, the named ones only with the
+    /// Starts a listener on `address` that serves these documents, some of them only with the
     /// token.
     fn start(address: &str, documents: &[(&'static str, Value)], with_token: &[&str]) -> Fixture {
         let dir = tempfile::tempdir().expect("a directory");
@@ -80,7 +80,7 @@ impl Fixture {
     }
 }
 
-/// Opens the page and waits until it shows figures.
+/// Opens the page, and waits until it shows figures.
 pub(crate) fn open(browser: &mut Browser, url: &str, viewport: Viewport) {
     browser.open(url, viewport);
     browser.wait_for("document.documentElement.dataset.drawn");
@@ -524,7 +524,7 @@ fn a_server_under_load_shows_what_its_clients_do() {
         std::thread::sleep(Duration::from_millis(20));
     };
     let is_over = AtomicBool::new(false);
-    /// Ends the load, even if the test fails.
+    /// Ends the load when it is dropped, even if the test fails.
     struct End<'a>(&'a AtomicBool);
     impl Drop for End<'_> {
         fn drop(&mut self) {

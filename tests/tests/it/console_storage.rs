@@ -19,10 +19,11 @@ use crate::console::{PALE_TEXTS, UNUSABLE, open};
 
 const MIB: u64 = 1 << 20;
 
-/// A server with volumes and an S3 sidecar, and what uses it.
+/// A server with volumes and an S3 sidecar, and its clients.
 struct Storage {
     daemon: Daemon,
-    /// A connection to the volume `disk`, which has two snapshots. The volume `idle` has neither.
+    /// A connection to the volume `disk`, which has two snapshots. The volume `idle` has neither
+    /// connections nor snapshots.
     disk: Disk,
     /// The address of the sidecar.
     s3: String,
@@ -201,7 +202,7 @@ fn other_site() -> String {
     url
 }
 
-/// Clicks a button within an element, once it is there.
+/// Clicks a button within an element, once the button exists.
 fn click(browser: &mut Browser, within: &str, text: &str) {
     let find = format!(
         "[...document.querySelectorAll({})].find((one) => one.innerText.trim() === {})",

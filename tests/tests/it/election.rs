@@ -14,17 +14,17 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A lease for tests in which it ends, or a host rests for its duration, in seconds: so long that a
-/// busy machine does not end it before.
+/// The lease, in seconds, for tests in which it ends, or in which a host rests for its duration. It
+/// is so long that it does not end earlier on a busy machine.
 const ENDING_SECS: u64 = 6;
-/// A lease for tests in which it does not end, in seconds.
+/// The lease, in seconds, for tests in which it does not end.
 const LASTING_SECS: u64 = 30;
 const REGISTRY: &str = "kind = \"store\"\npoll_ms = 100\n";
-/// Nothing is stored because of its age.
+/// Settings with which nothing is stored because of its age.
 const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000\n";
 
-/// Writes the numbers of rounds to an object, flushing each, until told to end or refused; records
-/// the last one that was flushed.
+/// Writes the numbers of rounds to an object, and flushes each, until told to end or refused.
+/// Records the last flushed number.
 fn load(client: &Client, flushed: &AtomicU64, ends: &AtomicBool) -> Option<Error> {
     for round in flushed.load(Ordering::SeqCst) + 1.. {
         if ends.load(Ordering::SeqCst) {

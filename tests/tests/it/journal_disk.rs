@@ -174,7 +174,7 @@ struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    /// Starts the server; one change is in the journal.
+    /// Starts the server, and stores one change in the journal.
     fn start(site: &'a Site) -> Self {
         site.configure(NEVER_MS, "", "", "[admin]\nlisten = [\"127.0.0.1:0\"]\n");
         let running = site.start();
@@ -204,7 +204,7 @@ impl<'a> Trial<'a> {
         metric(&self.client, "cached_journal_state")
     }
 
-    /// Checks that changes requested as journaled are stored, because the journal's disk is
+    /// Checks that changes requested as *journaled* are *stored*, because the journal's disk is
     /// unavailable.
     fn is_in_trouble(&mut self) {
         assert_eq!(self.write(), Durability::Stored, "nothing is journaled on a disk that is away");
@@ -220,7 +220,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Checks that the journal works again without a restart after the disk's return.
+    /// Checks that the journal works again after the return of the disk, without a restart.
     fn is_well_again(&mut self) {
         wait_for("the journal's return", || self.state() == 0);
         assert_eq!(self.readiness(), (200, "ok\n".into()));
@@ -269,8 +269,8 @@ fn for_both(name: &str, test: impl Fn(&Site) + Sync) {
     });
 }
 
-/// After a directory was moved, its open files can be written and synced, but no start would find
-/// them.
+/// After a directory was moved, its open files can still be written and synced, but no start would
+/// find them.
 #[test]
 fn a_journal_whose_directory_is_moved_away_comes_back_with_it() {
     for_both("journal-moved", |site| {
@@ -321,7 +321,7 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> bool {
 }
 
 /// A file system that is unmounted lazily continues to exist while its files are open, and can be
-/// mounted again meanwhile.
+/// mounted again during that time.
 #[test]
 fn a_journal_that_is_unmounted_comes_back_when_it_is_mounted() {
     const TEST: &str = "a_journal_that_is_unmounted_comes_back_when_it_is_mounted";

@@ -63,7 +63,7 @@ fn write(client: &SynapseBlocker, number: usize, durability: Durability) {
     assert_eq!(reply.durability, durability);
 }
 
-/// Returns whether an object has its content; otherwise it must be missing.
+/// Returns whether an object has its content; panics if it has any other content.
 fn is_there(client: &SynapseBlocker, number: usize) -> bool {
     match block_on(client.read(ReadRequest::new(object(number), 0, 1 << 16))) {
         Ok(reply) => {
@@ -130,8 +130,8 @@ fn journal(site: &Site, command: &str, more: &[&str], status: i32) -> String {
     text
 }
 
-/// Follows the refusal's recommendation: saves the readable records, discards the journal, and
-/// starts the program. Returns the saved objects.
+/// Follows the advice of the refusal: saves the readable records, discards the journal, and starts
+/// the program. Returns the saved objects.
 #[track_caller]
 fn export_and_discard(site: &Site, export_status: i32) -> Vec<usize> {
     let saved = export(site, export_status);
@@ -240,7 +240,8 @@ fn a_damaged_journal_is_refused_and_can_be_exported_and_discarded() {
     });
 }
 
-/// The last batch cannot be distinguished from one torn by a crash, unless a later batch exists.
+/// A damaged last batch cannot be distinguished from one torn by a crash, unless a later batch
+/// exists.
 #[test]
 fn every_flipped_bit_is_refused_or_loses_no_more_than_the_last_batch() {
     // Both programs scan a journal with the same code, so one program is enough.
@@ -434,8 +435,8 @@ fn a_journal_that_was_overtaken_is_kept_aside_and_what_it_holds_can_be_saved() {
     });
 }
 
-/// The disk of a directory may not be mounted, so an empty directory does not become a new journal
-/// unless that is requested.
+/// The disk of a directory may not be mounted. Therefore an empty directory becomes a new journal
+/// only on request.
 #[test]
 fn a_journal_that_is_missing_is_made_on_request_only() {
     for_both("journal-missing", |site| {
@@ -574,9 +575,9 @@ fn punch_holes(journal: &Path) {
     }
 }
 
-/// The program waits for a disk that fails at the start, both for a new journal and for one with
-/// records to recover. This is neither a mistake in the configuration nor damage, and nothing has
-/// to be discarded.
+/// The program waits for a disk that fails at the start, for a new journal as well as for one with
+/// records to recover. The failure is neither a mistake in the configuration nor damage, and
+/// nothing has to be discarded.
 #[test]
 fn a_disk_that_fails_is_waited_for() {
     const TEST: &str = "a_disk_that_fails_is_waited_for";

@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// The version of Kubernetes whose schemas are used.
 const KUBERNETES: &str = "1.37";
 
-/// Values that enable everything in the chart, with non-default sizes.
+/// Values that enable everything in the chart, with sizes that differ from the defaults.
 const EVERYTHING: &str = r#"
 replicas: 3
 image: {repository: registry.example/cached, tag: "1"}
@@ -47,7 +47,7 @@ tolerations: [{key: cache, operator: Exists}]
 priorityClassName: high
 topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app.kubernetes.io/name: cached}}}]
 "#;
-/// Values for stores that are elsewhere, whose credentials are in a Secret.
+/// Values for stores outside the cluster, whose credentials are in a Secret.
 const STORES: [&str; 4] = [
     "objects: {enabled: true, backend: {kind: rados, pool: cached, user: cached}, backendSecretName: ceph}",
     "objects: {enabled: true, backend: {kind: s3, bucket: cached, endpoint: \"https://s3.example\"}, backendSecretName: s3}",
@@ -59,7 +59,8 @@ const LARGE: &str = "{memcached: {memoryMiB: 1048576, connectionsMax: 1000000}, 
 /// Values that yield the fewest manifests.
 const NOTHING: &str = "{podDisruptionBudget: {enabled: false}, networkPolicy: {enabled: false}, preStopSleepSecs: 0, serviceAccount: {name: default}, admin: {secretName: admin}}";
 
-/// Returns helm, from `PATH` or as installed by `.ci/long`, or prints that the test is skipped.
+/// Returns helm, from `PATH` or as installed by `.ci/long`. If it is missing, prints that the test
+/// is skipped.
 fn helm(test: &str) -> Option<PathBuf> {
     let own = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tools/helm");
     let found = outside::find_program("helm").or_else(|| own.is_file().then_some(own));
@@ -111,7 +112,7 @@ fn validator() -> Result<PathBuf, String> {
     Ok(cached_tests::python::install(&environment, &requirements)?.join("kubernetes-validate"))
 }
 
-/// Returns the validator's output about these manifests, or `None` if they are valid.
+/// Returns the validator's output about these manifests; `None` if the manifests are valid.
 fn invalid(validator: &Path, manifests: &str) -> Option<String> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     fs::write(file.path(), manifests).expect("a file");
@@ -217,7 +218,8 @@ fn manifests_are_valid() {
     }
 }
 
-/// Without Helm, a user applies `deploy/kubernetes/cached.yaml`.
+/// Without Helm, a user applies `deploy/kubernetes/cached.yaml`, which must equal the chart's
+/// output.
 #[test]
 #[ignore = "long: kubernetes, by helm"]
 fn the_plain_manifests_are_those_of_the_chart() {
@@ -274,8 +276,8 @@ fn secrets(dir: &Path) {
     }
 }
 
-/// Writes the pod's configuration to a file, for this machine: with free ports, and with the pod's
-/// directories in `dir`. Each file that the configuration names is in a mounted Secret.
+/// Writes the pod's configuration to a file, adapted to this machine: with free ports, and with the
+/// pod's directories in `dir`. A mounted Secret contains each file that the configuration names.
 fn local(manifests: &str, dir: &Path) -> PathBuf {
     let text = configuration(manifests);
     assert!(text.contains("[memcached]") && text.contains("[admin]"), "{text}");
@@ -329,7 +331,7 @@ fn the_configuration_is_accepted_and_fits_into_the_limit() {
     }
 }
 
-/// The commands of docs/operations/run.md and of the chart's README have values that the chart knows.
+/// The chart knows the values in the commands of docs/operations/run.md and of the chart's README.
 #[test]
 #[ignore = "long: kubernetes, by helm"]
 fn the_documented_commands_are_possible() {
@@ -352,7 +354,8 @@ fn the_documented_commands_are_possible() {
     assert_eq!(count, 4);
 }
 
-/// Starts the server, reads the maximum of its memory, in MiB, from its first lines, and ends it.
+/// Starts the server, reads the maximum of its memory, in MiB, from its first lines, and ends the
+/// server.
 fn memory_at_most(config: &Path) -> u64 {
     let mut command = Command::new(&Program::under_test().path);
     command.arg("--config").arg(config).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());

@@ -14,8 +14,8 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// `idle_timeout`: an idle TCP connection is closed and counted, a watcher is not. The clock is advanced, so
-/// nothing waits.
+/// `idle_timeout`: an idle TCP connection is closed and counted, a watcher is not. The clock is
+/// advanced, so the test does not wait.
 #[test]
 fn idle_connections_are_closed() {
     if !is_cached() {
@@ -60,8 +60,8 @@ fn items_expire_when_the_clock_is_moved() {
     conn.ask(b"debugtime p\r\ndebugtime r\r\ndebugtime 20\r\nmg a\r\n", b"OK\r\nOK\r\nOK\r\nEN\r\n");
 }
 
-/// A full table: new clients are refused with an immediate reply, connected clients continue, and a
-/// freed slot is reused.
+/// If all connections are in use, new clients are refused with an immediate reply, connected
+/// clients continue, and a freed slot is reused.
 #[test]
 fn a_full_table_refuses_new_clients() {
     // memcached subtracts its own descriptors.
@@ -105,8 +105,8 @@ fn connect_to(port: u16, from: &str) -> std::net::TcpStream {
     stream
 }
 
-/// Connects to the server from an address of this host, and sends a request; returns whether it is
-/// answered.
+/// Connects to the server from an address of this host, and sends a request; returns whether the
+/// server replies.
 fn connect_from(host: &str, server: &Server) -> (std::net::TcpStream, bool) {
     let mut stream = connect_to(server.port(), host);
     // A refused client may be unable to send.
@@ -116,7 +116,7 @@ fn connect_from(host: &str, server: &Server) -> (std::net::TcpStream, bool) {
     (stream, is_served)
 }
 
-/// `peer_connections_max`: one address cannot take all connections, and can connect again after it
+/// `peer_connections_max`: one address cannot use all connections, and can connect again after it
 /// has disconnected.
 #[test]
 fn one_address_leaves_places_for_others() {
@@ -140,8 +140,8 @@ fn one_address_leaves_places_for_others() {
     });
 }
 
-/// The same for the listeners of objects and volumes: an address gets half of `connections_max`,
-/// unless `peer_connections_max` sets another part.
+/// The listeners of objects and volumes have the same limit: an address gets half of
+/// `connections_max`, unless `peer_connections_max` sets another number.
 #[test]
 fn one_address_leaves_places_for_others_with_objects_and_volumes() {
     if !is_cached() {
@@ -180,7 +180,7 @@ fn one_address_leaves_places_for_others_with_objects_and_volumes() {
     }
 }
 
-/// `no_maxconns_fast`: new clients wait until another disconnects.
+/// `no_maxconns_fast`: new clients wait until another client disconnects.
 #[test]
 fn a_full_table_that_lets_clients_wait() {
     if !is_cached() {
@@ -206,8 +206,8 @@ fn a_full_table_that_lets_clients_wait() {
     assert_eq!(server_stat(&mut inside[0], "rejected_connections"), 0);
 }
 
-/// Ten thousand clients that send nothing: the memory of each is limited, and other clients are
-/// served immediately.
+/// Ten thousand clients send nothing: the memory of each is limited, and other clients are served
+/// immediately.
 #[test]
 fn ten_thousand_idle_connections() {
     const WANTED: usize = 10_000;
@@ -267,7 +267,8 @@ fn cores_of_workers(server: &Server) -> Vec<String> {
     cores
 }
 
-/// Workers are not pinned unless that is requested: two servers would share the first cores.
+/// Workers are not pinned unless the configuration requests it, because two servers would share the
+/// first cores.
 #[test]
 fn workers_run_on_the_cores_of_the_process() {
     if !is_cached() {
@@ -297,7 +298,8 @@ fn workers_run_on_the_cores_of_the_process() {
     assert!(!server.log().contains("pin_workers"), "{}", server.log());
 }
 
-/// `-R`: after this many requests other connections are served; the rest is executed in later drives.
+/// `-R`: after this many requests of one connection, other connections are served; the rest is
+/// executed in later drives.
 #[test]
 fn a_pipeline_yields_to_other_connections() {
     let server = Server::start("-R 1 -t 1");

@@ -15,7 +15,7 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// Returns the objects of a log in which every line is one.
+/// Returns the objects of a log in which every line is an object.
 fn objects(log: &str) -> Vec<Value> {
     let object = |line: &str| -> Value {
         let object: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -136,7 +136,7 @@ fn execute(program: &str, path: &str, more: &str) -> Output {
     run(command.args(["--config", path]).args(more.split_whitespace()), DEADLINE)
 }
 
-/// From the moment when the file is read; the last line states the reason.
+/// This applies from the moment at which the file is read; the last line states the reason.
 #[test]
 fn a_refused_start_prints_objects_only() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
@@ -175,7 +175,7 @@ fn a_refused_start_prints_objects_only() {
     }
 }
 
-/// A mistake in the flags has a status of its own, after which the unit is not started again.
+/// A mistake in the flags has an exit status of its own, after which the unit is not started again.
 #[test]
 fn synapsed_refuses_flags_with_status_64() {
     let run = |args: &[&str]| {

@@ -129,7 +129,7 @@ fn pages_and_completions_have_the_flags_of_the_help() {
     assert!(pages > 10);
 }
 
-/// Returns what a manual page shows, without its markup.
+/// Returns the text that a manual page shows, without its markup.
 fn plain(page: &str) -> String {
     let text = page.replace("\\fB", "").replace("\\fR", "").replace("\\&", "").replace("\\*(Aq", "'");
     text.replace("\\-", "-").replace("\\\\", "\\")
@@ -178,7 +178,7 @@ fn shells_accept_the_completions() {
     }
 }
 
-/// Completes as a bash user who types `cachectl --sec` and the Tab key.
+/// The test completes a command as a bash user who types `cachectl --sec` and the Tab key.
 #[test]
 fn bash_completes_a_flag() {
     let dir = generated();

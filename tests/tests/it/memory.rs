@@ -8,11 +8,11 @@ use cached_tests::pattern::Captures;
 use cached_tests::program::Flavour;
 use cached_tests::server::Server;
 
-/// The memory that a server may take beyond the sum of its limits.
+/// The memory that a server may use beyond the sum of its limits.
 pub(crate) const BEYOND_KIB: u64 = 32 << 10;
 
-/// Returns the sum of all limits that the start prints, in KiB; for memcached, which prints none, an estimate
-/// above `-m`.
+/// Returns the sum of all limits that the start prints, in KiB. memcached prints no limits, so the
+/// result is an estimate above `-m`.
 fn limit_kib(server: &Server, items_mib: u64) -> u64 {
     if server.flavour == Flavour::Memcached {
         return (items_mib + 64) << 10;
@@ -54,8 +54,8 @@ fn holds(conn: &mut Conn, key: &str, len: usize) -> bool {
     conn.read_line() == format!("HD s{len}").as_bytes()
 }
 
-/// Values of one size after another, each several times the memory: every set succeeds, the newest values are
-/// present, and the memory moves to the new sizes.
+/// Values of several sizes are stored one size after another, each several times the memory: every
+/// set succeeds, the newest values are present, and the memory moves to the new sizes.
 #[test]
 fn sizes_shift() {
     const ITEMS_MIB: u64 = 64;
@@ -88,7 +88,7 @@ fn sizes_shift() {
     server.assert_serves("sizes that shift");
 }
 
-/// With `-M`, values that do not fit are refused, stored ones stay, and a deletion frees space.
+/// With `-M`, values that do not fit are refused, stored values stay, and a deletion frees space.
 #[test]
 fn a_full_cache_without_eviction() {
     const ITEMS_MIB: u64 = 16;
@@ -136,7 +136,7 @@ fn a_full_cache_without_eviction() {
     assert_below_limit(&server, ITEMS_MIB, "a full cache without eviction");
 }
 
-/// Values far above a megabyte are returned as stored, also after others have replaced them.
+/// Values far above a megabyte are returned as stored, also after other values have replaced them.
 #[test]
 fn values_of_many_megabytes() {
     const LEN: usize = 100 << 20;

@@ -25,8 +25,8 @@ fn no_crate_has_a_circle_among_its_chapters() {
     assert!(found.is_empty(), "{} circles\n{}", found.len(), found.join("\n"));
 }
 
-/// Writes a crate with these files and returns its cycles, as pairs of names of which the first
-/// uses the second.
+/// Writes a crate with these files, and returns its cycles as pairs of names; the first name of a
+/// pair uses the second.
 fn circles_of(files: &[(&str, &str)]) -> Vec<Vec<(String, String)>> {
     let directory = tempfile::tempdir().unwrap();
     for (name, text) in files {

@@ -28,7 +28,7 @@ fn program(test: &str, name: &str) -> Option<PathBuf> {
     path
 }
 
-/// Returns the values of a key in the rules, which are one line each or an indented block.
+/// Returns the values of a key in the rules. Each value is one line or an indented block.
 fn rules(key: &str) -> Vec<String> {
     let text = fs::read_to_string(monitoring().join("cached.rules.yml")).expect("the rules");
     let mut found = Vec::new();
@@ -134,7 +134,7 @@ fn get(port: u16, path: &str) -> Option<String> {
 /// Waits until `attempt` returns a value.
 ///
 /// # Panics
-/// At the deadline.
+/// If the deadline has passed.
 fn wait<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {
@@ -169,8 +169,8 @@ fn query(prometheus: u16, expression: &str) -> Vec<serde_json::Value> {
 }
 
 impl Running {
-    /// Waits until the process answers a probe with status 200, and returns the process; returns
-    /// nothing if it has ended.
+    /// Waits until the process responds to a probe with status 200, and returns the process;
+    /// returns `None` if it has exited.
     fn once_ready(mut self, port: u16, probe: &str) -> Option<Running> {
         let is_ready = wait("it is ready", || match self.0.try_wait().expect("its state") {
             Some(_) => Some(false),
@@ -197,7 +197,8 @@ fn start_server(dir: &Path, [memcached, encrypted, synapse, admin]: [u16; 4]) ->
     Running(command.spawn().expect("the server starts"))
 }
 
-/// Starts a server with all parts that have metrics, uses it, and returns it with its admin port.
+/// Starts a server with all parts that have metrics, uses them, and returns the server with its
+/// admin port.
 fn server_in_use(dir: &Path) -> (Running, u16) {
     let (server, [memcached, synapse, admin]) = bring_up("the server", |memcached| {
         let [encrypted, synapse, admin] = [(); 3].map(|()| free_port().port());

@@ -31,7 +31,8 @@ const MISTAKE: i32 = 78;
 /// The exit status for a failure that may be temporary.
 const TROUBLE: i32 = 75;
 
-/// Replaces `LISTENER`: `[s3]` with a listener that authorises requests. The key that names the file follows.
+/// Replaces `LISTENER`: the table `[s3]` with a listener that authorises requests. The key that
+/// names the file follows.
 const LISTENER: &str = "[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"http://127.0.0.1:1\"\nauth = \"listener\"\n\
                         upstream_access_key = \"A\"\n";
 
@@ -92,7 +93,8 @@ const OF_SYNAPSED: &[Place] = &[
     Key("[backend]\nkind = \"rados\"\npool = \"p\"\nkeyring = FILE", "backend.keyring"),
 ];
 
-/// Returns unusable files: the path, the end of the error line, and whether the problem is a mistake.
+/// Returns unusable files: the path, the end of the error line, and whether the problem counts as a
+/// mistake.
 fn problems(dir: &Path) -> Vec<(String, &'static str, bool)> {
     let path = |name: &str| dir.join(name).display().to_string();
     let large = File::create(path("large")).expect("a file");

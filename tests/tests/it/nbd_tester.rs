@@ -14,11 +14,11 @@ use std::time::Duration;
 const TEST: &str = "nbd_s_own_client";
 const FETCH_DEADLINE: Duration = Duration::from_secs(600);
 const ATTEMPTS: u32 = 4;
-/// The exit status of `fetch` if Debian has another version.
+/// The exit status of `fetch` if Debian has a different version.
 const OTHER_VERSION: i32 = 3;
 
-/// Returns the directory of the client and its traces, or `None` after printing the reason why it
-/// is missing.
+/// Returns the directory of the client and its traces. If they are missing, prints the reason and
+/// returns `None`.
 fn tester() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nbd-tester");
     if path.join("nbd-tester-client").exists() {

@@ -52,8 +52,8 @@ fn delete(conn: &mut Conn, number: usize) -> bool {
     conn.read_line() == b"DELETED"
 }
 
-/// After random deletions of one, five and ten per cent, as many items fit again, except for the
-/// content of two regions.
+/// After random deletions of one, five and ten per cent, as many items fit as were deleted, except
+/// for the content of two regions.
 #[test]
 fn deletions_make_room() {
     const REGION_BYTES: usize = 128 << 10;
@@ -79,8 +79,8 @@ fn deletions_make_room() {
     }
 }
 
-/// Expiry frees the space in the same second, whatever the time to live and the size, whether set
-/// by a store or a touch.
+/// Expiry frees the space in the same second, whatever the time to live and the size, and whether a
+/// store or a touch has set it.
 #[test]
 fn expired_items_make_room() {
     for (exptime, len) in [(3_000, 100), (9_000, 100), (9_000, 200_000), (90_000, 1_000)] {
@@ -109,7 +109,8 @@ fn expired_items_make_room() {
     assert_eq!(server.stat("evictions"), 0);
 }
 
-/// `touch`, `gat`, `mg` with T and `md` with I and T on items without expiry, with memory full.
+/// With full memory, `touch`, `gat`, `mg` with T and `md` with I and T work on items without
+/// expiry.
 #[test]
 fn a_touch_needs_no_memory() {
     let server = start();

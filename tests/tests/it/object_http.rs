@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 use test_kit::framing::{AMBIGUOUS, BOTH_LENGTHS, REFUSED, SMUGGLED};
 
-/// Generous, because the machine may be busy.
+/// The time limit of a response. It is generous, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program that serves objects in a file store over HTTP and synapse.
@@ -66,7 +66,7 @@ impl Node {
         Client::open(&self.http).expect("a connection")
     }
 
-    /// Runs curl; `{}` in an argument is the address. Returns the status and the output.
+    /// Runs curl; in an argument, `{}` stands for the address. Returns the status and the output.
     fn curl(&self, arguments: &[&str]) -> (u16, Vec<u8>) {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--path-as-is", "--write-out", "%{stderr}%{http_code}"]);

@@ -8,26 +8,28 @@ use std::io::{ErrorKind, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
-/// The limits of the listener: the shares of its connections, and two of the largest requests.
+/// The limits of the listener: they cover the shares of its connections, and two requests of the
+/// maximum size.
 const LIMITS: &str = "connections_max = 64\npeer_connections_max = 64\nbytes_max = \"8 MiB\"";
 
-/// `bytes_max`, and 80 KiB and four heads of 16 KiB for each of `connections_max`.
+/// The memory of `bytes_max`, and 80 KiB and four heads of 16 KiB for each of `connections_max`.
 const LISTENER_MIB: u64 = 8 + 64 * (80 + 4 * 16) / 1024;
 
-/// What the allocator keeps beside it.
+/// The memory that the allocator keeps in addition.
 const BEYOND_MIB: u64 = 8;
 
 /// The size of the largest object, in bytes.
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 
-/// The number of abusive clients. The others are the witness and connections that are not closed yet.
+/// The number of abusive clients. The remaining connections are the witness's, and those that are
+/// not closed yet.
 const ABUSERS: usize = 56;
 
 /// The bytes that an abusive client sends.
 struct Abuse {
     what: &'static str,
     first: Vec<u8>,
-    /// Sent again and again after `first`.
+    /// The bytes that are sent repeatedly after `first`.
     then: &'static [u8],
     /// The maximum number of bytes of `then` in each round.
     round_bytes: usize,
@@ -72,7 +74,7 @@ struct Abuser<'a> {
 }
 
 impl Abuser<'_> {
-    /// Sends what the socket accepts, within the limit of a round.
+    /// Sends as much as the socket accepts, within the limit of a round.
     fn go_on(&mut self, address: &str) {
         let Abuse { first, then, round_bytes, .. } = self.abuse;
         if self.stream.is_none() {

@@ -21,7 +21,7 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// The files of a server: its configuration, its store, its socket.
+/// The files of a server: its configuration, its store and its socket.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -141,7 +141,7 @@ fn stored(store: &Path) -> usize {
 
 const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000";
 
-/// Data are acknowledged from memory and not stored; after SIGTERM all of them are stored.
+/// Data are acknowledged from memory without being stored; after SIGTERM all of them are stored.
 #[test]
 fn sigterm_stores_what_is_dirty() {
     if !is_cached() {
@@ -205,7 +205,7 @@ fn kill_loses_only_unflushed_data() {
     assert_there(&place.connect(), 10);
 }
 
-/// Starts a server, and a cache in front of it that has unflushed data; then stops the server from
+/// Starts a server, and a cache in front of it that has unflushed data. Then the server stops
 /// responding.
 fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     let behind = store.start("", &store.file_backend());
@@ -240,7 +240,7 @@ fn data_that_cannot_be_stored_are_reported() {
     assert!(behind.wait_exit().success());
 }
 
-/// Another writer has taken over, and acknowledged data are lost: each flush that covers them
+/// Another writer has taken over, so acknowledged data are lost. Each flush that covers them
 /// reports the loss, as do the log and the exit status, however long ago the loss occurred.
 #[test]
 fn data_fenced_by_another_writer_are_reported() {
@@ -283,7 +283,7 @@ fn data_fenced_by_another_writer_are_reported() {
     drop(behind);
 }
 
-/// An operator who does not want to wait sends a second signal.
+/// An operator who does not want to wait sends a second signal, which ends the process.
 #[test]
 fn a_second_signal_forces_the_end() {
     if !is_cached() {
@@ -300,7 +300,7 @@ fn a_second_signal_forces_the_end() {
     behind.signal(libc::SIGCONT);
 }
 
-/// The store returns in time: the shutdown waits for it, and no data are lost.
+/// The store becomes available in time: the shutdown waits for it, and no data are lost.
 #[test]
 fn the_end_waits_for_the_store() {
     if !is_cached() {

@@ -53,7 +53,8 @@ fn object(number: usize) -> ObjectId {
     ObjectId::new(Namespace::new("vm").expect("a namespace"), name)
 }
 
-/// Every third bucket of an object contains the object's number, so that a flush has many runs.
+/// The number of an object's buckets. Every third bucket contains the object's number, so that a
+/// flush has many runs.
 const BUCKETS: usize = 60;
 
 fn fill(client: &SynapseBlocker, number: usize) {

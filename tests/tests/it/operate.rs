@@ -225,7 +225,7 @@ fn namespaces_are_managed_over_synapse() {
     }
 }
 
-/// Through either listener, a flush stores the dirty data of one namespace alone, and its write mode
+/// Through either listener, a flush stores the dirty data of a single namespace, whose write mode
 /// stays.
 #[test]
 fn one_namespace_is_flushed_and_others_stay_dirty() {
@@ -325,7 +325,7 @@ fn a_removed_namespace_is_treated_as_the_file_has_it_and_loses_nothing_by_a_kill
     }
 }
 
-/// A backend in the environment is for object commands: operator commands still use the admin
+/// A backend in the environment applies to object commands: operator commands still use the admin
 /// listener.
 #[test]
 fn namespaces_are_asked_for_by_the_admin_listener_whatever_backend_the_environment_has() {

@@ -10,8 +10,8 @@ use std::time::Duration;
 /// The time limit, which includes the download of a clean Debian.
 const DEADLINE: Duration = Duration::from_secs(1200);
 
-/// Returns whether the test runs as root and these programs of these Debian packages are installed;
-/// otherwise prints that the test is skipped.
+/// Returns whether the test runs as root, and these programs of these Debian packages are
+/// installed; otherwise prints that the test is skipped.
 fn possible(test: &str, programs: &[(&str, &str)]) -> bool {
     // SAFETY: the call accesses no memory.
     if unsafe { libc::geteuid() } != 0 {
@@ -76,7 +76,8 @@ fn packages_are_clean_and_the_same_each_time() {
     assert!(output.status.success(), "{}", outside::text(&output));
 }
 
-/// On a clean Debian with systemd: install, hardening, a wrong file, an upgrade under traffic, removal, purge.
+/// On a clean Debian with systemd, the test covers installation, hardening, a wrong file, an
+/// upgrade under traffic, removal, and purge.
 #[test]
 #[ignore = "long: packages, which are built and installed"]
 fn packages_are_installed_upgraded_and_removed() {
@@ -116,8 +117,8 @@ fn images_answer_requests() {
     }
 }
 
-/// The units, with the maximum exposure of each as rated by systemd, from 0 (sealed) to 100
-/// (exposed), in tenths. A `cached` that hands over to its child lets it notify the service
+/// The units, each with its maximum exposure as rated by systemd, from 0 (sealed) to 100 (exposed),
+/// in tenths. A `cached` that hands over to its child permits the child to notify the service
 /// manager.
 const UNITS: [(&str, u32); 2] = [("cached.service", 15), ("synapsed.service", 14)];
 

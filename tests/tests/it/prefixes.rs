@@ -43,7 +43,7 @@ fn fill(conn: &mut Conn, prefix: &str, items: usize) {
     }
 }
 
-/// Waits until all flushed items are removed; returns the report.
+/// Waits until all flushed items have been removed; returns the report.
 fn swept(conn: &mut Conn) -> BTreeMap<String, String> {
     wait_for("the sweep", || {
         let values = report(conn, "flush_prefix");
@@ -81,7 +81,7 @@ fn the_memory_of_a_prefix_comes_back() {
     assert_eq!(conn.read_line(), b"VALUE small:77 0 100");
 }
 
-/// Each of several clients stores, flushes and reads its own items while the sweep runs.
+/// Several clients store, flush and read items of their own while the sweep runs.
 #[test]
 fn clients_that_flush_their_prefixes_leave_each_other_alone() {
     if !is_cached() {
@@ -152,8 +152,8 @@ fn a_thousand_flushes_at_once_are_answered_each() {
     server.assert_serves("a thousand flushes");
 }
 
-/// A prefix flush removes items stored through the binary protocol, and can be combined with
-/// `flush_all`.
+/// A prefix flush also removes items that were stored through the binary protocol, and can be
+/// combined with `flush_all`.
 #[test]
 fn a_prefix_ends_for_all_protocols() {
     if !is_cached() {
@@ -221,7 +221,7 @@ fn an_operator_flushes_a_prefix_and_the_log_names_who() {
     ask(b"get b:1\r\n", b"VALUE b:1 0 1\r\nx\r\nEND\r\n");
 }
 
-/// Many gets of one prefix, of which three in four miss, and few gets of another.
+/// One prefix gets many requests, of which three in four miss, and another one gets a few.
 #[test]
 fn hot_keys_and_prefixes_are_reported_in_both_protocols() {
     if !is_cached() {

@@ -68,7 +68,7 @@ struct Procedures {
 }
 
 impl Procedures {
-    /// Returns the shell after these commands, or `None` if the test is skipped.
+    /// Returns the shell after these commands; `None` if the test is skipped.
     fn prepare(page: &str, commands: &[&str]) -> Option<Procedures> {
         let test = format!("the procedures of docs/{page}.md");
         if !can_run(&test, &OUTSIDE) {
@@ -98,8 +98,8 @@ impl Procedures {
         (status, lines.iter().map(|line| line.replace(&root, "")).collect())
     }
 
-    /// Runs the examples of a page. A step whose last line is an error of `cachectl` fails, all
-    /// others succeed.
+    /// Runs the examples of a page. A step fails if its last line is an error of `cachectl`; all
+    /// other steps succeed.
     fn run_page(&mut self, page: &str) {
         let text = fs::read_to_string(repository().join(format!("docs/{page}.md"))).expect(page);
         let steps = steps(&text);
@@ -218,8 +218,8 @@ fn volumes() {
     procedures.run_page("volumes");
 }
 
-/// A block of commands without a language is run here. Others name a language, and commands also
-/// the reason why no test runs them.
+/// This test runs every block of commands without a language. Other blocks name a language, and
+/// blocks of commands among them also the reason why no test runs them.
 #[test]
 fn every_block_is_run_or_states_why_not() {
     for page in PAGES {

@@ -41,7 +41,7 @@ fn at(port: u16) -> Address {
     Address::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
-/// `-d -P`: the parent exits once the child serves, and the child removes its file at the end.
+/// `-d -P`: the parent exits once the child serves, and the child removes its file when it exits.
 #[test]
 fn daemon_and_pid_file() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -97,7 +97,7 @@ fn a_daemon_that_cannot_start_says_why() {
     }
 }
 
-/// Without `-d` the file is written and stays, as in memcached.
+/// Without `-d` the file is written, and stays, as in memcached.
 #[test]
 fn pid_file_without_daemon() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -204,7 +204,7 @@ fn the_service_manager_is_notified() {
     assert!(started.0.wait().expect("its end").success());
 }
 
-/// Test programs request any free port and read the port from the file.
+/// Test programs request any free port, and read its number from the file.
 #[test]
 fn the_port_is_written_to_a_file() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -17,7 +17,7 @@ const OBJECT_BYTES_MAX: u64 = 1 << 20;
 /// The beginning of the line with the URL of the listener for objects.
 const OBJECTS: &str = "objects over HTTP on ";
 
-/// Without zarr, whose dependencies are large.
+/// The test runs without zarr, whose dependencies are large.
 #[test]
 fn python_package() {
     let environment = match environment("python-package", "requirements.txt") {
@@ -31,7 +31,8 @@ fn python_package() {
     run_with_servers(&mut pytest);
 }
 
-/// All tests, among them zarr's own, with the package as it would be published, and its types.
+/// All tests run, including zarr's own, with the package as it would be published, and with its
+/// types.
 #[test]
 #[ignore = "long: clients, because zarr, numpy and mypy are large"]
 fn python_package_whole() {
@@ -107,7 +108,8 @@ fn environment(name: &str, requirements: &str) -> Result<PathBuf, String> {
     cached_tests::python::install(&environment, &package().join("tests").join(requirements))
 }
 
-/// Returns the environment's interpreter, in the package's directory, which it leaves as it is.
+/// Returns the environment's interpreter, for use in the package's directory, which stays
+/// unchanged.
 fn python(environment: &Path) -> Command {
     let mut command = Command::new(environment.join("python"));
     command.current_dir(package()).env("PYTHONDONTWRITEBYTECODE", "1");

@@ -219,7 +219,7 @@ fn write_modes_and_dirty_limits_change() {
     server.wait_until_logged("objects.memory_bytes_max \\\"8 MiB\\\" -> \\\"80 MiB\\\"");
 }
 
-/// An invalid password file leaves the object cache unchanged, because a reload is refused as a
+/// An invalid password file leaves the object cache unchanged too, because a reload is refused as a
 /// whole.
 #[test]
 fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
@@ -250,8 +250,8 @@ fn a_wrong_password_file_keeps_the_object_cache_as_it_was() {
     until("write-back", &server, || mode() == WriteMode::Back);
 }
 
-/// A configuration that cannot be read completely, as from a hanging disk, does not delay the
-/// shutdown.
+/// If a configuration cannot be read completely, as from a hanging disk, the shutdown is not
+/// delayed.
 #[test]
 fn a_reload_that_hangs_does_not_keep_the_process_from_ending() {
     if !is_cached() {
@@ -366,7 +366,7 @@ fn a_hundred_reloads_under_load_disturb_no_client() {
     );
 }
 
-/// During the drain delay, in which load balancers may still send clients, they are served; a
+/// During the drain delay, load balancers may still send clients, so the listeners serve them; a
 /// second signal ends the delay.
 #[test]
 fn the_listeners_close_after_the_delay() {

@@ -48,7 +48,8 @@ impl Drop for Both {
 }
 
 impl Both {
-    /// Starts both; returns `None`, and prints a line, if the endpoint cannot be installed.
+    /// Starts the endpoint and the sidecar. If the endpoint cannot be installed, prints a line and
+    /// returns `None`.
     fn start(test: &str) -> Option<Both> {
         let programs = match programs() {
             Ok(programs) => programs,

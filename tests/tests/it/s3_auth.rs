@@ -41,7 +41,7 @@ fn folder() -> PathBuf {
     repository().join("tests/s3")
 }
 
-/// An endpoint. Dropping this value ends it.
+/// An endpoint. Dropping this value ends the endpoint.
 struct Endpoint {
     child: Child,
     url: String,

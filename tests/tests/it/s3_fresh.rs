@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-/// Starts an endpoint that responds to each request with the request's number; returns the
+/// Starts an endpoint whose response to each request is the request's number. Returns the
 /// endpoint's URL and the counter.
 fn endpoint() -> (String, Arc<AtomicU64>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");

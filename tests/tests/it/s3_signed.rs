@@ -39,8 +39,8 @@ impl Both {
         self.directory.path().join(name)
     }
 
-    /// Runs a command that must succeed, in the directory and with the owner's keys; returns its
-    /// output.
+    /// Runs a command that must succeed, in the directory of the test and with the owner's keys;
+    /// returns its output.
     fn run(&self, command: &mut Command) -> String {
         command.current_dir(self.directory.path()).env("HOME", self.directory.path());
         command.env("AWS_ACCESS_KEY_ID", &self.owner.access_key);
@@ -63,7 +63,7 @@ impl Both {
     }
 
     /// Checks that the sidecar has served responses from memory, and that no request has failed in
-    /// it.
+    /// the sidecar.
     fn check_requests(&self, hits_min: u64) {
         let hits = self.sidecar.requests("hit");
         assert!(hits >= hits_min, "{hits} hits");

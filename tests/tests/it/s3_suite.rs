@@ -19,20 +19,20 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The number of repetitions of differing tests, alone, at the endpoint and through the sidecar,
-/// because some tests depend on time.
+/// How often differing tests are repeated, alone, at the endpoint and through the sidecar. Some
+/// tests depend on time.
 const ATTEMPTS_ALONE: usize = 2;
-/// The minimum share of the endpoint's passing tests that must pass through the sidecar, regardless
-/// of the listed exceptions.
+/// Of the tests that pass at the endpoint, the minimum share that must pass through the sidecar,
+/// whatever exceptions are listed.
 const RATIO_MIN: f64 = 0.99;
-/// How long objects are fresh if the sidecar decides the rights: longer than the tests run, so that
-/// a test fails if a change through the sidecar does not end the freshness.
+/// The time for which objects are fresh if the sidecar decides the rights. It is longer than the
+/// tests run, so that a test fails if a change through the sidecar does not end the freshness.
 const FRESH: &str = "fresh_secs = 3600\nnegative_secs = 3600\n";
 
 /// The directory of Python's programs.
 static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
 
-/// Returns the program that runs the suite, or `None` after printing the reason why it is missing.
+/// Returns the program that runs the suite. If it is missing, prints the reason and returns `None`.
 fn judge(test: &str) -> Option<Judge> {
     let variable = |name: &str| std::env::var(name).ok();
     let Some(suite) = variable("CACHED_S3_TESTS").map(PathBuf::from) else {
@@ -107,7 +107,7 @@ fn sidecars(endpoint: &Endpoint, mode: Mode, slices: usize) -> Vec<Sidecar> {
     }
 }
 
-/// An endpoint with the authentication mode, and the outcome of the tests at the endpoint itself.
+/// An endpoint with its authentication mode, and the outcome of the tests at the endpoint itself.
 struct Compared<'a> {
     judge: &'a Judge,
     endpoint: &'a Endpoint,
@@ -195,7 +195,7 @@ impl Compared<'_> {
         }
     }
 
-    /// Runs tests again, one after the other: at the endpoint, and through the sidecar.
+    /// Runs tests again, one after the other, at the endpoint and through the sidecar.
     fn alone(&self, names: &[String], number: usize, pass: &Pass<'_>) -> (Outcomes, Outcomes) {
         let alone = Judge { slices: 1, ..self.judge.clone() };
         let of = |urls: &[&str], letter: char| {

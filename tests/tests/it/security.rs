@@ -70,7 +70,8 @@ fn no_line_of_stats_shows_memory_addresses() {
     });
 }
 
-/// Keys longer than the body, with every known operation code: status 0x81, then closed.
+/// If a key is longer than the body, every known operation code gets the status 0x81, and the
+/// connection is closed.
 #[test]
 fn keys_longer_than_the_body() {
     with_and_without_log(|server| {
@@ -94,8 +95,8 @@ fn keys_longer_than_the_body() {
     });
 }
 
-/// Extras of every length with every known operation: status 0x04 and a close, unless the length is
-/// valid.
+/// Extras of every length with every known operation get the status 0x04, and the connection is
+/// closed, unless the length is valid.
 #[test]
 fn extras_of_every_length() {
     with_and_without_log(|server| {
@@ -125,7 +126,7 @@ fn extras_of_every_length() {
     });
 }
 
-/// Keys that are not text, of every length, through the paths that log them.
+/// Keys of every length that are not text pass through the code that logs them.
 #[test]
 fn strange_keys_in_the_log() {
     with_and_without_log(|server| {
@@ -170,7 +171,7 @@ fn no_udp_by_default() {
     }
 }
 
-/// `stats conns` with a peer that has no name, over a path of the maximum length.
+/// `stats conns` shows a peer that has no name, over a path of the maximum length.
 #[test]
 fn stats_conns_over_a_long_unix_path() {
     const PATH_LEN: usize = 107;
@@ -196,8 +197,8 @@ fn stats_conns_over_a_long_unix_path() {
     }
 }
 
-/// Every printable byte as a flag of every meta command, alone, twice, with a token: one reply each, and the
-/// stream stays in step.
+/// Every printable byte is sent as a flag of every meta command, alone, twice, and with a token:
+/// each has one reply, and requests and replies stay in step.
 #[test]
 fn every_flag_of_every_meta_command() {
     with_and_without_log(|server| {
@@ -271,8 +272,8 @@ fn all_scripts() -> Vec<Vec<u8>> {
     all
 }
 
-/// Every script with LF, and with CR, instead of CRLF: replies are not checked, but the server must
-/// survive.
+/// Every script is sent with LF, and with CR, instead of CRLF. The test does not check the replies,
+/// but the server must survive.
 #[test]
 fn scripts_with_bare_line_feeds() {
     with_and_without_log(|server| {
@@ -288,7 +289,8 @@ fn scripts_with_bare_line_feeds() {
     });
 }
 
-/// Every script with random changes, truncated at a random position; the seed is printed.
+/// Every script is sent with random changes, truncated at a random position; the test prints the
+/// seed.
 #[test]
 fn mutated_scripts() {
     let seed = rand::random::<u64>();
@@ -371,8 +373,8 @@ fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Requests that fail late must free their resources: many such requests from several clients at
-/// once.
+/// Requests that fail late must free their resources. Several clients send many such requests
+/// simultaneously.
 #[test]
 fn long_opaques_leak_nothing() {
     const TIMES: usize = 50_000;
@@ -403,7 +405,7 @@ fn long_opaques_leak_nothing() {
     });
 }
 
-/// A flag without its number as the very last bytes of reads of many sizes, 16 KiB among them.
+/// Reads of many sizes, among them 16 KiB, end with a flag that lacks its number.
 #[test]
 fn flags_at_the_end_of_a_read() {
     const TOKEN: &[u8] = b"CLIENT_ERROR bad token in command line format\r\n";
@@ -439,7 +441,7 @@ fn flags_at_the_end_of_a_read() {
     });
 }
 
-/// No connection waits forever: half a request followed by a half-close makes the server close the
+/// No connection waits forever: after half a request and a half-close, the server closes the
 /// connection.
 #[test]
 fn half_closed_connections_are_closed() {

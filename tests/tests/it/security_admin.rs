@@ -6,8 +6,8 @@ use cached_tests::pattern::Captures;
 use cached_tests::server::Server;
 use std::time::Duration;
 
-/// 7eeac6e9a: a dump that the client does not read. Memory is limited, and other clients are
-/// served.
+/// 7eeac6e9a: a client requests a dump and does not read it. The memory is limited, and other
+/// clients are served.
 #[test]
 fn an_unread_dump() {
     const TEST: &str = "an_unread_dump";
@@ -64,7 +64,7 @@ fn a_dump_tells_every_key() {
     assert_eq!(keys.len(), ITEMS);
 }
 
-/// 32ea7d8b5: a watcher of mutations while a binary SET fails because it is too large.
+/// 32ea7d8b5: a client watches mutations while a binary SET fails because it is too large.
 #[test]
 fn a_watcher_and_a_failing_set() {
     let mut server = Server::start("");
@@ -82,7 +82,7 @@ fn a_watcher_and_a_failing_set() {
     println!("the watcher saw {} bytes", watcher.read_until_quiet(Duration::from_millis(300)).len());
 }
 
-/// e7793811f and others: watchers that connect and disconnect under load.
+/// e7793811f and others: watchers connect and disconnect under load.
 #[test]
 fn watchers_under_load() {
     let mut server = Server::start("");
@@ -98,7 +98,7 @@ fn watchers_under_load() {
     server.assert_serves("watchers");
 }
 
-/// 76dc58c6b: prefix statistics are limited even if the prefixes are always new.
+/// 76dc58c6b: prefix statistics are limited even if every prefix is new.
 #[test]
 fn ever_new_prefixes() {
     const TEST: &str = "ever_new_prefixes";

@@ -30,8 +30,8 @@ fn a_signal_ends_an_idle_server() {
     }
 }
 
-/// A client that reads its replies after the signal receives only whole replies, then the end of
-/// the stream.
+/// A client that reads its replies after the signal receives only whole replies, and then the end
+/// of the stream.
 #[test]
 fn accepted_requests_are_answered() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -72,8 +72,8 @@ fn a_client_that_never_reads_does_not_delay_the_end() {
     assert!(status.success(), "{status}");
 }
 
-/// An unavailable store neither delays a cache's end nor makes it fail, if there are no data to
-/// store.
+/// If there are no data to store, an unavailable store neither delays the end of a cache nor makes
+/// it fail.
 #[test]
 fn an_end_without_the_store_is_in_order_if_nothing_is_to_be_stored() {
     if Program::under_test().flavour != Flavour::Cached {
@@ -100,7 +100,7 @@ fn an_end_without_the_store_is_in_order_if_nothing_is_to_be_stored() {
     }
 }
 
-/// Clients that send as long as the server reads do not delay the end.
+/// Clients that send as long as the server reads do not delay its shutdown.
 #[test]
 fn clients_that_flood_do_not_delay_the_end() {
     let mut server = Start::new().args("-t 1").start();
@@ -191,8 +191,8 @@ fn a_unix_socket_can_be_taken_over() {
     }
 }
 
-/// A new server takes over the path while the old one runs; the old one's end does not remove the
-/// new one's socket file.
+/// A new server takes over the path while the old one runs. When the old server exits, it does not
+/// remove the new server's socket file.
 #[test]
 fn the_socket_of_a_new_server_stays() {
     let dir = tempfile::tempdir().expect("a temporary directory");

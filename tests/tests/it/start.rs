@@ -43,7 +43,7 @@ fn a_port_in_use_ends_the_start() {
     first.assert_serves("a second start on its port");
 }
 
-/// A file given by `-e` that is not a memory file is not changed.
+/// If `-e` names a file that is not a memory file, the file is not changed.
 #[test]
 fn a_memory_file_of_something_else_is_left_alone() {
     if Program::under_test().flavour != Flavour::Cached {
@@ -59,8 +59,8 @@ fn a_memory_file_of_something_else_is_left_alone() {
     assert!(std::fs::read(&path).expect("the file") == content, "it is overwritten");
 }
 
-/// More memory than the machine has causes a warning, because memory is allocated on demand; more
-/// than can be mapped makes the start fail with one line.
+/// A memory size above the machine's memory causes a warning, because memory is allocated on
+/// demand. If the size cannot be mapped, the start fails with one line.
 #[test]
 fn more_memory_than_the_machine_has_is_named() {
     if Program::under_test().flavour != Flavour::Cached {

@@ -29,8 +29,8 @@ fn names_and_order_in_text() {
     assert_same_names(&names);
 }
 
-/// However many reports and dumps clients request at once, at most one report's work delays a
-/// request of another client.
+/// However many reports and dumps clients request simultaneously, at most the work of one report
+/// delays a request of another client.
 #[test]
 fn many_reports_do_not_keep_other_clients_waiting() {
     const ITEMS: usize = 40_000;
@@ -159,7 +159,8 @@ fn reset_sets_counters_to_zero() {
     assert_eq!(server.stat("curr_items"), 1, "what is a state and not a counter stays");
 }
 
-/// The names of `stats settings`, in order; lines of other builds (`ssl_*`, `ext_*`) may be present or not.
+/// The names of `stats settings` have memcached's order. Lines that only some builds have (`ssl_*`,
+/// `ext_*`) are optional.
 #[test]
 fn settings_names_and_order() {
     const SETTINGS: &str = "maxbytes maxconns tcpport udpport inter verbosity oldest evictions domain_socket umask \

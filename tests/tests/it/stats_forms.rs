@@ -104,7 +104,7 @@ fn conns() {
     assert_eq!(lines[5].1, "conn_parse_cmd", "who asks is within a command");
 }
 
-/// A connection that has announced a value without sending it is shown as receiving it, however
+/// A connection that has announced a value, but has not sent it, is shown as receiving it, however
 /// short the value is.
 #[test]
 fn conns_within_a_value() {

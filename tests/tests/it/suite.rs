@@ -19,15 +19,15 @@ use std::time::Duration;
 const FETCH_DEADLINE: Duration = Duration::from_secs(600);
 /// The number of concurrent files, which sleep most of the time.
 const AT_ONCE: usize = 6;
-/// The number of repetitions of a file that failed while others ran, because the machine may be
-/// temporarily slow.
+/// The number of repetitions of a file that failed while others ran. The machine may be temporarily
+/// slow.
 const ATTEMPTS_ALONE: usize = 3;
-/// The exit status of `fetch` if Debian has another version.
+/// The exit status of `fetch` if Debian has a different version.
 const OTHER_VERSION: i32 = 3;
 
 const TEST: &str = "memcached_s_own_suite";
 
-/// Returns memcached's source, or `None` after printing the reason why it is missing.
+/// Returns memcached's source. If it is missing, prints the reason and returns `None`.
 fn source() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("CACHED_MEMCACHED_SOURCE") {
         return Some(PathBuf::from(path));

@@ -25,14 +25,14 @@ fn time(conn: &mut Conn) -> u64 {
     time
 }
 
-/// Performs an action, and returns the times of the server's clock before and after it.
+/// Performs an action, and returns the times that the server's clock shows before and after it.
 fn timed(conn: &mut Conn, act: impl FnOnce(&mut Conn)) -> [u64; 2] {
     let before = time(conn);
     act(conn);
     [before, time(conn)]
 }
 
-/// Repeats a request until the key is absent, which must begin in a second between these two.
+/// Repeats a request until the key is absent. The absence must begin in a second between these two.
 fn expect_gone(conn: &mut Conn, key: &str, from: u64, to: u64) {
     let deadline = Instant::now() + DEADLINE;
     loop {

@@ -26,7 +26,7 @@ fn client(server: &Server, config: &Arc<ClientConfig>) -> TlsClient {
     TlsClient::connect(address(server), config).expect("a connection")
 }
 
-/// Sends a request and returns the first bytes of the reply, or the reason why there are none.
+/// Sends a request and returns the first bytes of the reply, or the reason why there is no reply.
 fn ask(client: &mut TlsClient, request: &[u8]) -> Result<Vec<u8>, String> {
     client.handshake(DEADLINE).map_err(|error| error.to_string())?;
     client.write_some(request).map_err(|error| error.to_string())?;
@@ -74,8 +74,8 @@ fn tls_1_2_and_1_3_are_spoken() {
     assert!(!is_served(&only_13, &certificates.client(None, ONLY_12)));
 }
 
-/// Modes 0 to 3 of `ssl_verify_mode`, and clients without a certificate, with a valid one, and with
-/// invalid ones.
+/// The test covers the modes 0 to 3 of `ssl_verify_mode`, and clients without a certificate, with a
+/// valid one, and with invalid ones.
 #[test]
 fn client_certificates_are_verified_as_the_mode_says() {
     let certificates = Certificates::new();
@@ -150,7 +150,7 @@ fn listeners_differ_in_tls_and_in_client_certificates() {
     assert!(ask(&mut connect(with), b"mn\r\n").is_err());
 }
 
-/// As in memcached, the server starts, and the other listeners serve.
+/// As in memcached, the server starts, and its other listeners serve.
 #[test]
 fn a_listener_for_certificates_that_nothing_can_verify_serves_no_client() {
     let certificates = Certificates::new();
@@ -294,7 +294,7 @@ fn single_bytes_add_up_to_records() {
     }
 }
 
-/// All requests in one record are executed, although nothing more arrives.
+/// All requests in one record are executed, even if nothing more arrives.
 #[test]
 fn a_hundred_sets_in_one_record_are_answered() {
     let server = Start::new().tls().start();
@@ -337,7 +337,7 @@ fn an_end_is_announced_and_a_cut_is_counted() {
     wait_until("it is counted", || server.stat("ssl_proto_errors") > before);
 }
 
-/// Whatever arrives instead of a handshake, the server replies at most with an alert, and serves
+/// Whatever arrives instead of a handshake, the server's only reply is an alert, and it serves
 /// other clients.
 #[test]
 fn what_is_not_tls_is_answered_with_an_alert() {
@@ -412,8 +412,8 @@ fn watchers_and_dumps_go_through_tls() {
     assert!(!last.is_empty());
 }
 
-/// A watcher that does not read takes limited memory, and later receives the number of skipped
-/// lines.
+/// A watcher that does not read uses limited memory, and receives the number of skipped lines
+/// later.
 #[test]
 fn a_watcher_that_does_not_read_skips_lines() {
     if !is_cached() {

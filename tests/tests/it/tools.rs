@@ -41,7 +41,7 @@ fn memccapable_binary() {
     assert_eq!((failed, count), (Vec::new(), 27));
 }
 
-/// 25 of 27 cases pass, as with 1.6.45: the two others expect an error for a trailing token that
+/// 25 of 27 cases pass, as with 1.6.45. The two others expect an error for a trailing token that
 /// 1.6.45 ignores.
 #[test]
 fn memccapable_text() {

@@ -75,14 +75,15 @@ impl Client {
         assert!(found == expected, "{}: {} instead of {}", shown(request), shown(&found), shown(expected));
     }
 
-    /// Asserts that the sent datagrams have no reply: the next reply belongs to a further request.
+    /// Asserts that the server does not reply to the sent datagrams: the next reply belongs to a
+    /// further request.
     fn expect_nothing(&mut self, about: &str) {
         self.send(b"mn\r\n");
         assert_eq!(self.receive(), b"MN\r\n", "{about}");
     }
 }
 
-/// memcached's own test: sets, gets, numbers and deletions in both protocols.
+/// This is memcached's own test: sets, gets, numbers and deletions in both protocols.
 #[test]
 fn requests_as_in_memcacheds_suite() {
     for args in ["", "-t 1", "-vv"] {
@@ -116,8 +117,8 @@ fn requests_as_in_memcacheds_suite() {
     }
 }
 
-/// CVE-2022-48571 and similar: anything other than one complete request per datagram is dropped,
-/// and the server continues.
+/// CVE-2022-48571 and similar: the server drops a datagram with anything other than one complete
+/// request, and continues.
 #[test]
 fn datagrams_that_are_dropped() {
     let (mut server, mut client) = start("-vv");
@@ -185,7 +186,7 @@ fn one_reply_for_one_datagram() {
     client.ask(format!("get{keys}\r\n").as_bytes(), &all);
 }
 
-/// A request without a reply is not answered by an empty message.
+/// A quiet request is not answered by an empty datagram.
 #[test]
 fn quiet_requests_have_no_reply() {
     // differs udp-no-empty-message
@@ -203,7 +204,7 @@ fn quiet_requests_have_no_reply() {
     server.connect().ask(b"get a b\r\n", b"VALUE a 0 1\r\n1\r\nVALUE b 0 1\r\n1\r\nEND\r\n");
 }
 
-/// A datagram may request at most the work of one iteration.
+/// A datagram may request at most as much work as one iteration permits.
 #[test]
 fn reports_in_datagrams_are_limited() {
     if !is_cached() {
@@ -223,7 +224,8 @@ fn reports_in_datagrams_are_limited() {
     conn.ask(b"flush_all\r\n", b"OK\r\n");
 }
 
-/// A forged address can neither subscribe nor receive dumps, and replies have a limit.
+/// A client with a forged address can neither subscribe nor receive dumps, and replies have a
+/// maximum size.
 #[test]
 fn replies_are_limited() {
     if !is_cached() {
@@ -286,7 +288,7 @@ fn settings_and_ports() {
     }
 }
 
-/// `shutdown` over UDP, as in memcached.
+/// `shutdown` works over UDP, as in memcached.
 #[test]
 fn shutdown_with_a() {
     let (mut server, mut client) = start("-A");

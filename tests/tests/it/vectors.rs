@@ -12,7 +12,8 @@ use serde::Deserialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// How long a connection must stay silent after a complete reply; waited once, for all connections together.
+/// The time for which a connection must stay silent after a complete reply. The test waits once,
+/// for all connections together.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// Inputs with an intended difference, its name in `DIFFERENCES.md`, and the reply of `cached`.
@@ -98,7 +99,8 @@ fn recorded_replies() {
     server.assert_serves("the recorded inputs");
 }
 
-/// Returns the pattern of a recorded text reply; the version and CAS values that no `E` flag set may vary.
+/// Returns the pattern of a recorded text reply. The version may vary, and so may CAS values that
+/// no `E` flag has set.
 fn text_pattern(recorded: &[u8], sent: &[u8]) -> Pattern {
     let sets_cas = sent.windows(2).any(|pair| pair == b" E") && sent.starts_with(b"m")
         || sent.windows(3).any(|three| three == b" E5" || three == b" E3" || three == b" E7");
@@ -123,7 +125,8 @@ fn text_pattern(recorded: &[u8], sent: &[u8]) -> Pattern {
     Pattern(joined(pieces))
 }
 
-/// Appends the pattern of a meta reply line: `c<digits>` may be any number, `t<digits>` some seconds less.
+/// Appends the pattern of a meta reply line: `c<digits>` may be any number, and `t<digits>` a few
+/// seconds less.
 fn meta_line(pieces: &mut Vec<Piece>, line: &[u8]) {
     let text = String::from_utf8_lossy(line);
     let body = text.trim_end_matches("\r\n");
@@ -148,7 +151,8 @@ fn meta_line(pieces: &mut Vec<Piece>, line: &[u8]) {
     pieces.push(Piece::Literal(b"\r\n".to_vec()));
 }
 
-/// Returns the pattern of recorded frames; the version may vary, and a CAS value must be present or not.
+/// Returns the pattern of recorded frames: the version may vary; a CAS value must be present if the
+/// recorded frame has one, and must be absent otherwise.
 fn frames_pattern(recorded: &[u8]) -> Pattern {
     const VERSION: u8 = 0x0b;
     let mut pieces = Vec::new();

@@ -50,7 +50,7 @@ fn done(daemon: &Daemon, arguments: &[&str]) -> String {
     text
 }
 
-/// Asserts that the command ends with this status and one line that contains this text.
+/// Asserts that the command exits with this status and prints one line that contains this text.
 #[track_caller]
 fn refused(daemon: &Daemon, arguments: &[&str], code: i32, text: &str) {
     let (found, line) = volume(daemon, arguments);
@@ -167,7 +167,7 @@ fn volumes_are_made_changed_and_deleted() {
     refused(&daemon, &["job", "1000"], 3, "there is no job 1000");
 }
 
-/// Data that an owner wrote before releasing a volume are stored, but may still be queued when
+/// Data that an owner wrote before it released a volume are stored, but may still be queued when
 /// another process examines the volume.
 #[test]
 fn a_check_and_a_listing_find_what_is_still_queued() {

@@ -12,7 +12,7 @@ use std::process::Command;
 const MIB: u64 = 1 << 20;
 
 /// Returns the configuration of an object cache over a file store, optionally with a journal, and
-/// volumes at a unix socket. The age of dirty data causes no flush.
+/// of volumes at a unix socket. The age of dirty data causes no flush.
 fn configuration(place: &str, has_journal: bool, more: &str) -> String {
     let journal = format!(
         "[objects.journal]\ncreate = true\ndirectory = \"{place}/journal\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"12 MiB\"\n\

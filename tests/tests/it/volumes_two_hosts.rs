@@ -79,8 +79,8 @@ fn assert_all(disk: &mut Disk, number: u64) {
     assert!(found.iter().all(|one| *one == number), "expected {number} everywhere: {found:?}");
 }
 
-/// Writes round after round, block by block, flushes each round, and records the last flushed one.
-/// Ends with an error.
+/// Writes the whole disk in rounds, block by block, flushes each round, and records the last
+/// flushed one. Ends with an error.
 fn load(mut disk: Disk, flushed: &AtomicU64) -> io::Error {
     for round in 3.. {
         let mut write = || {

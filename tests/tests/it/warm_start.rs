@@ -24,8 +24,8 @@ fn end(mut server: Server, signal: i32) {
     server.wait_exit();
 }
 
-/// Starts a server, ends it by each signal, and starts it again; `each` gets the number of the
-/// start and a server that has not replied yet.
+/// Starts a server, ends it by each of the signals, and starts it again. `each` gets the number of
+/// the start, and a server that has not replied yet.
 fn restarts(start: impl Fn() -> Start, each: impl Fn(usize, &Server)) {
     for (n, signal) in [libc::SIGTERM, libc::SIGKILL, libc::SIGKILL].into_iter().enumerate() {
         let server = start().start();
@@ -92,8 +92,8 @@ fn tls_and_passwords() {
     }
 }
 
-/// Arguments that determine which items are stored and how. A restart with the same ones keeps
-/// everything, whatever the number of threads.
+/// Some arguments determine which items are stored, and how. A restart with the same ones keeps all
+/// items, whatever the number of threads.
 #[test]
 fn other_arguments() {
     if !is_cached() {
@@ -135,8 +135,8 @@ fn other_arguments() {
     }
 }
 
-/// A lower item size limit drops larger items. Items with and without CAS values do not mix, and
-/// neither does memory with and without eviction.
+/// A lower item size limit drops larger items. Items with CAS values do not mix with items without,
+/// and memory with eviction does not mix with memory without.
 #[test]
 fn arguments_that_change() {
     if !is_cached() {
@@ -162,8 +162,8 @@ fn arguments_that_change() {
     assert!(server.log().contains("its eviction policy is balanced, not none"), "{}", server.log());
 }
 
-/// Returns the socket of a service manager that does not read, so that a start that notifies it
-/// blocks.
+/// Returns the socket of a service manager that does not read, so that a start blocks when it
+/// notifies the service manager.
 fn busy_manager(path: &Path) -> UnixDatagram {
     let manager = UnixDatagram::bind(path).expect("a socket");
     manager.set_read_timeout(Some(DEADLINE)).expect("a timeout");
@@ -233,8 +233,8 @@ fn clients_wait_until_the_file_is_taken_over() {
     server.wait_exit();
 }
 
-/// A shutdown requested before the file has been taken over does not wait for the takeover, and
-/// loses nothing.
+/// A shutdown requested before the file has been taken over does not wait until then, and loses
+/// nothing.
 #[test]
 fn a_start_can_be_ended() {
     if !is_cached() {
@@ -258,7 +258,7 @@ fn a_start_can_be_ended() {
     server.connect().ask(b"get k\r\n", b"VALUE k 0 1\r\nv\r\nEND\r\n");
 }
 
-/// However the shutdown is requested, and whatever clients are doing, the next start finds
+/// However the shutdown is requested, and whatever clients are doing, the next start finds valid
 /// checksums.
 #[test]
 fn every_orderly_end_is_clean() {

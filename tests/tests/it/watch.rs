@@ -105,7 +105,7 @@ fn evictions() {
     assert!(line.ends_with("size=50000"), "{line}");
 }
 
-/// A watcher that does not read does not affect other clients; skipped lines are counted, and the
+/// A watcher that does not read does not affect other clients. Skipped lines are counted, and the
 /// watcher receives their number.
 #[test]
 fn a_watcher_that_does_not_read() {
@@ -162,7 +162,7 @@ fn invalid_watch_commands_are_refused() {
     forbidden.connect().ask(b"watch\r\n", b"CLIENT_ERROR watch commands not allowed\r\n");
 }
 
-/// Watchers connect and disconnect while lines are being sent.
+/// Watchers connect and disconnect while the server sends lines.
 #[test]
 fn watchers_under_load() {
     let mut server = Server::start("-t 2");

@@ -7,7 +7,7 @@ use cached_tests::script::{Case, parse};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// One test for each script, so that they run concurrently.
+/// Each script has its own test, so that the scripts run concurrently.
 macro_rules! scripts {
     ($($name:ident),+ $(,)?) => {
         const SCRIPTS: &[&str] = &[$(stringify!($name)),+];
@@ -18,7 +18,7 @@ macro_rules! scripts {
             }
         )+
 
-        /// The same scripts through TLS.
+        /// The same scripts run through TLS.
         mod tls {
             use super::*;
             $(
@@ -29,7 +29,7 @@ macro_rules! scripts {
             )+
         }
 
-        /// The same scripts in datagrams.
+        /// The same scripts run in datagrams.
         mod udp {
             use super::*;
             $(
@@ -40,7 +40,7 @@ macro_rules! scripts {
             )+
         }
 
-        /// The same scripts behind a password.
+        /// The same scripts run behind a password.
         mod password {
             use super::*;
             $(

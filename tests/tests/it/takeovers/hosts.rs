@@ -32,7 +32,7 @@ pub(crate) enum Store {
     Versitygw,
 }
 
-/// The registry by which they elect.
+/// The registry by which the hosts elect a leader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum By {
     Store,
@@ -58,14 +58,14 @@ enum Behind {
     },
 }
 
-/// The hosts, and all that they use.
+/// The hosts, and the programs that they use.
 pub(crate) struct Hosts {
     pub(crate) pair: Pair,
     /// Where the hosts serve objects over HTTP while they lead.
     http: [SocketAddr; 2],
     times_of_day: [TimeOfDay; 2],
     behind: Behind,
-    /// Each host's way to the store, unless it is a cluster.
+    /// Each host's relay to the store, unless the store is a cluster.
     to_store: Option<[Relay; 2]>,
     etcd: Option<Etcd>,
     to_etcd: Option<[Relay; 2]>,
@@ -198,8 +198,8 @@ impl Behind {
 }
 
 impl Hosts {
-    /// Starts both hosts. Returns `None`, and prints that `test` is skipped, if a program is not
-    /// installed.
+    /// Starts both hosts. If a program is not installed, returns `None`, and prints that `test` is
+    /// skipped.
     ///
     /// # Panics
     /// If something does not start.
@@ -257,7 +257,7 @@ impl Hosts {
         format!("{}\n{}", log(0), log(1))
     }
 
-    /// Waits until a host leads; returns it and its epoch.
+    /// Waits until a host leads; returns its number and its epoch.
     ///
     /// # Panics
     /// If none leads in time, with the logs.

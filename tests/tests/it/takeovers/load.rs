@@ -34,15 +34,15 @@ use super::others;
 /// The size of objects and of blocks of the volume.
 pub(super) const BLOCK_BYTES: usize = 4096;
 const REGISTERS: u64 = 6;
-/// The pause between two reads of a host by itself; they do not wait for each other, so that some
-/// wait in the socket of a host that is stopped.
+/// The pause between two reads of a particular host. The reads do not wait for each other, so some
+/// are waiting in the socket when the host is stopped.
 const READ_PAUSE: Duration = Duration::from_millis(25);
-/// The maximum number of such reads without an answer.
+/// The maximum number of such reads without a reply.
 const READS_MAX: u64 = 200;
-/// The longest that a call may take while hosts take over from each other.
+/// The maximum duration of a call while hosts take over from each other.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The load on a pair, and what it has seen.
+/// The load on a pair of hosts, and its observations.
 pub(crate) struct Load {
     shared: Arc<Shared>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -54,7 +54,7 @@ pub(super) struct Shared {
     hosts: [String; 2],
     is_over: AtomicBool,
     faults: Mutex<Vec<String>>,
-    /// The hosts' own answers: the host, the times of request and answer.
+    /// The hosts' own replies: the host, and the times of request and reply.
     answers: Mutex<Vec<(usize, Instant, Instant)>>,
     pub(super) counts: Counts,
 }
@@ -65,7 +65,7 @@ struct Register {
     requested: AtomicU64,
     /// The highest number known to be stored.
     stored: AtomicU64,
-    /// The highest number acknowledged, and the client's number of connections before its request.
+    /// The highest acknowledged number, and the client's number of connections before the request.
     acknowledged: Mutex<(u64, u64)>,
     /// Numbers whose writes were refused.
     refused: Mutex<HashSet<u64>>,
@@ -165,10 +165,10 @@ impl Load {
         &self.shared.counts
     }
 
-    /// Asserts that clients have seen nothing that they must not see.
+    /// Asserts that clients have made no forbidden observation.
     ///
     /// # Panics
-    /// With what they have seen.
+    /// If a client has made one. The message lists the observations.
     #[track_caller]
     pub(crate) fn assert_safe(&self, context: &str) {
         let faults = lock(&self.shared.faults);
@@ -176,7 +176,7 @@ impl Load {
         assert!(!self.threads.iter().any(std::thread::JoinHandle::is_finished), "{context}: no load");
     }
 
-    /// Returns how often the answers have changed from one host to the other.
+    /// Returns how often the source of the replies has changed from one host to the other.
     pub(crate) fn changes(&self) -> u64 {
         changes(&mut lock(&self.shared.answers))
     }
@@ -196,8 +196,8 @@ impl Drop for Load {
     }
 }
 
-/// Returns how often the hosts' answers have changed from one host to the other. A request made
-/// before the last answer of the other host tells nothing.
+/// Returns how often the source of the hosts' replies has changed from one host to the other. A
+/// request made before the last reply of the other host proves nothing.
 fn changes(answers: &mut [(usize, Instant, Instant)]) -> u64 {
     answers.sort_unstable_by_key(|(_, _, answered)| *answered);
     let (mut last, mut changes) = (None, 0);
@@ -224,7 +224,7 @@ impl Shared {
         lock(&self.faults).push(text);
     }
 
-    /// Connects a client; `None` if the load ends before.
+    /// Connects a client; returns `None` if the load ends before.
     async fn connect(&self, config: ClientConfig) -> Option<SynapseBlocker> {
         loop {
             match SynapseBlocker::connect(config.clone()).await {
@@ -339,7 +339,7 @@ impl Shared {
         }
     }
 
-    /// Reads registers of one host, whether it leads or not.
+    /// Reads registers of one host, whether or not it leads.
     async fn read_of_host(self: Arc<Self>, host: usize) {
         let address = self.hosts[host].clone();
         let mut config = config(&address);
@@ -369,7 +369,7 @@ impl Shared {
         }
     }
 
-    /// Reads a register and checks its value; `None` without an answer.
+    /// Reads a register and checks its value; returns `None` if there is no reply.
     async fn read_once(&self, register: &Register, client: &SynapseBlocker, of: &str) -> Option<u64> {
         let stored = register.stored.load(Ordering::SeqCst);
         let id = &register.id;

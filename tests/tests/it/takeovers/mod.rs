@@ -47,8 +47,8 @@ fn progress(hosts: &Hosts, load: &Load, context: &str) -> Duration {
     took
 }
 
-/// Checks what clients have seen. Each change between the hosts takes a new leadership, with a new
-/// epoch.
+/// Checks the clients' observations. Each change between the hosts requires a new leadership, with
+/// a new epoch.
 fn check(hosts: &Hosts, load: &Load, context: &str, first_epoch: u64) {
     load.assert_safe(context);
     let changes = load.changes();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The maximum number of bytes forwarded in one step, and thus under one delay.
+/// The maximum number of bytes forwarded in one step, which have a common delay.
 const CHUNK_BYTES: usize = 64 << 10;
 /// The time after which a direction without data looks at the relay's state.
 const LOOK: Duration = Duration::from_millis(50);
@@ -19,7 +19,7 @@ pub(crate) struct Relay {
 
 #[derive(Default)]
 struct State {
-    /// Whether what clients send is dropped, and what the server sends.
+    /// Whether bytes from clients are dropped, and whether bytes from the server are.
     is_cut: [AtomicBool; 2],
     /// The delay of each chunk, in milliseconds.
     delay_ms: AtomicU64,
@@ -49,7 +49,7 @@ impl Relay {
         Self { address, state }
     }
 
-    /// Drops what clients send, what the server sends, or both; connections stay open.
+    /// Drops the bytes from clients, those from the server, or both. Connections stay open.
     pub(crate) fn cut(&self, from_clients: bool, from_server: bool) {
         self.state.is_cut[0].store(from_clients, Ordering::SeqCst);
         self.state.is_cut[1].store(from_server, Ordering::SeqCst);
@@ -60,7 +60,7 @@ impl Relay {
         self.state.delay_ms.store(time.as_millis() as u64, Ordering::SeqCst);
     }
 
-    /// Forwards everything again. Connections that have dropped bytes end.
+    /// Forwards all bytes again. Connections that have dropped bytes end.
     pub(crate) fn repair(&self) {
         self.cut(false, false);
         self.delay(Duration::ZERO);

@@ -9,8 +9,8 @@ use std::time::Instant;
 /// The exit status of a process that ended because of a defect.
 const DEFECT: i32 = 70;
 
-/// Once the old process has handed over the memory, it serves no request any more, whatever happens
-/// to the new one.
+/// Once the old process has handed over the memory, it serves no more requests, whatever happens to
+/// the new process.
 #[test]
 fn a_process_that_has_given_the_memory_away_serves_no_more() {
     if is_memcached() {

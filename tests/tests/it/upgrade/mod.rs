@@ -142,10 +142,11 @@ fn connections_go_on_where_they_were() {
     server.end();
 }
 
-/// A store that cannot be opened, which is detected after the sockets were handed over.
+/// A configuration whose store cannot be opened, which is detected only after the sockets have been
+/// handed over.
 const UNUSABLE: &str = "[objects]\n[objects.backend]\nkind = \"file\"\npath = \"DIR/config.toml\"\n";
 
-/// Unix sockets and UDP sockets; the socket file stays until the last process ends.
+/// Unix sockets and UDP sockets are handed over. The socket file stays until the last process ends.
 #[test]
 fn every_kind_of_socket_is_handed_over() {
     if is_memcached() {
@@ -247,7 +248,7 @@ struct Failing {
 }
 
 impl Failing {
-    /// Starts a server that waits this long for a new process, at each of its steps.
+    /// Starts a server that waits this long for each step of a new process.
     fn start(limit_secs: u64) -> Failing {
         let memory = memory_directory();
         let configuration = format!(
@@ -275,8 +276,8 @@ impl Failing {
         println!("{what}: {line}");
     }
 
-    /// Asserts that the upgrade fails if the new process fails in this way at this step; needs a
-    /// build with fault injection.
+    /// Asserts that the upgrade fails if the new process fails in this way at this step. This needs
+    /// a build with fault injection.
     fn fail_at(&mut self, fault: &str, step: &str, words: &str) {
         if self.injects_faults {
             self.server.use_script(&format!("CACHED_FAULT={fault}:{step} exec $REAL \"$@\""));
@@ -285,7 +286,7 @@ impl Failing {
     }
 
     /// Asserts that an upgrade succeeds, and that after kill -9 of the last process everything is
-    /// in the memory file. With short time limits several attempts may be needed.
+    /// in the memory file. If time limits are short, several attempts may be needed.
     fn succeed(mut self) {
         self.server.use_program();
         wait_for("an upgrade that succeeds", || self.server.try_upgrade().then_some(()));
@@ -301,7 +302,8 @@ impl Failing {
     }
 }
 
-/// Whatever the problem of the new process, the old one continues with all items and connections.
+/// Whatever the problem of the new process is, the old one continues with all items and
+/// connections.
 #[test]
 fn the_old_process_goes_on_if_the_new_one_fails() {
     if is_memcached() {

@@ -10,8 +10,8 @@ use cached_tests::upgrade::objects::{Objects, Running, configuration};
 use cached_tests::upgrade::{Upgradable, memory_directory};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Objects: acknowledged data are present after each upgrade, even those with the lowest
-/// durability; clients see a pause, and connections are not refused.
+/// Acknowledged objects are present after each upgrade, even those with the lowest durability.
+/// Clients notice a pause, and connections are not refused.
 #[test]
 fn objects_are_served_through_upgrades_and_none_is_lost() {
     if is_memcached() {
@@ -77,8 +77,8 @@ impl Failing<'_> {
     }
 }
 
-/// Starts a server that waits this long for a new process at each step, lets its upgrades `fail`
-/// under load, and then one succeed. Returns how often the server has reopened its store.
+/// Starts a server that waits this long for each step of a new process. Lets its upgrades `fail`
+/// under load, and then lets one succeed. Returns how often the server has reopened its store.
 fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_>, &str, bool)) -> usize {
     let limit = format!("upgrade_timeout_secs = {limit_secs}");
     let text = configuration(true).replace("upgrade_timeout_secs = 60", &limit);
@@ -105,7 +105,7 @@ fn fail_under_load(limit_secs: u64, seed: u64, fail: impl FnOnce(&mut Failing<'_
     again
 }
 
-/// Whatever the problem of the new process, the old one reopens its store and serves all
+/// Whatever the problem of the new process is, the old one reopens its store and serves all
 /// acknowledged data.
 #[test]
 fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
@@ -128,8 +128,8 @@ fn the_old_process_opens_the_store_again_if_the_new_one_fails() {
     assert!(again >= 2, "{again}");
 }
 
-/// The same with a new process that hangs while it has the store but must not serve it: the upgrade
-/// is abandoned.
+/// The new process hangs while it has the store, but before it may serve: the upgrade is abandoned,
+/// and the old process reopens the store.
 #[test]
 fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
     if is_memcached() {
@@ -142,9 +142,9 @@ fn the_old_process_opens_the_store_again_if_the_new_one_hangs() {
     });
 }
 
-/// An HTTP client that is alone in changing its object: it connects again whenever its connection has
-/// ended, and reads each acknowledged version, also over the next connection, perhaps to another
-/// process. Counts acknowledgements until the end.
+/// An HTTP client that alone changes its object. It connects again whenever its connection has
+/// ended, and reads each acknowledged version, also over the next connection, which may lead to
+/// another process. Counts acknowledgements until the load ends.
 fn write_over_http(address: &str, object: &str, acknowledged: &AtomicU64, is_over: &AtomicBool) {
     let (mut sent, mut last, mut client) = (0_u64, 0, None);
     while !is_over.load(Ordering::SeqCst) {
@@ -180,8 +180,9 @@ fn write_over_http(address: &str, object: &str, acknowledged: &AtomicU64, is_ove
     }
 }
 
-/// The listener for HTTP requests moves to the new process with the store, or stays if the new one
-/// fails: a request in progress is answered, no request fails, and no acknowledged change is lost.
+/// The listener for HTTP requests moves to the new process with the store, or stays if the new
+/// process fails: a request in progress gets its response, no request fails, and no acknowledged
+/// change is lost.
 #[test]
 fn objects_over_http_are_served_through_upgrades() {
     if is_memcached() {
@@ -243,7 +244,8 @@ fn objects_over_http_are_served_through_upgrades() {
     server.end();
 }
 
-/// Data that would be lost are not handed over, nor memory that moves between items and objects.
+/// An upgrade does not hand over data that would be lost, nor memory that moves between items and
+/// objects.
 #[test]
 fn what_cannot_be_handed_over_stays_where_it_is() {
     if is_memcached() {
