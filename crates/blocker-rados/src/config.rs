@@ -23,7 +23,8 @@ pub struct RadosConfig {
     pub root: String,
     /// The prefix of all RADOS object names: at most 50 printable characters without `%`.
     pub prefix: String,
-    /// The largest object; at most what the OSDs allow (`osd_max_object_size`, 128 MiB).
+    /// The maximum size of an object, which may not exceed the limit of the OSDs
+    /// (`osd_max_object_size`, 128 MiB).
     pub object_bytes_max: u64,
     /// The maximum time to wait for a monitor when connecting.
     pub connect_timeout: Duration,

@@ -34,7 +34,7 @@ impl RadosStore {
     /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// Each with a one-line message: `Unsupported` if librados is missing, `Invalid` if the
+    /// Each error has a one-line message: `Unsupported` if librados is missing, `Invalid` if the
     /// configuration is wrong, `Denied` if the keyring or the pool is missing, `Retryable` if no
     /// monitor responds.
     pub fn open(config: RadosConfig) -> Result<Self> {
@@ -49,7 +49,7 @@ impl RadosStore {
         Core::open(config, clock).map(|core| Self { core })
     }
 
-    /// Closes the connection, after calls in progress have ended, and waits for at most `timeout`.
+    /// Closes the connection after calls in progress have ended, and waits for at most `timeout`.
     /// Returns whether the connection was closed in time; otherwise it is closed later. Without
     /// this call, the connection is closed in the background after the store and all its replies
     /// have been dropped.

@@ -12,8 +12,8 @@ use crate::format::layout::check_prefix;
 /// The minimum age of objects that a sweep removes. No writer waits longer than this between
 /// putting a blob and putting its head.
 const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
-/// The maximum time of a call. It is limited so that the call's requests have ended before a sweep
-/// looks: together with the longest attempt it is [`SWEEP_AGE_MIN`].
+/// The maximum duration of a call. This limit lets the requests of a call end before a sweep looks:
+/// together with the longest attempt it is [`SWEEP_AGE_MIN`].
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(10 * 60);
 const SWEEP_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const SWEEP_INTERVAL_MIN: Duration = Duration::from_secs(60);

@@ -18,11 +18,11 @@ use crate::object::Core;
 use crate::random;
 use crate::server::requests::{Got, Put};
 
-/// The maximum number of attempts of a request of the probe, or for the edition, that gets no clear
-/// response.
+/// The maximum number of attempts of a request that probes the server or determines the edition,
+/// and gets no clear response.
 const TRIES: u32 = 4;
 
-/// The beginning of the probe object's body when it is read.
+/// The text with which the probe object's body begins when it is read.
 const FOURTH: &str = "fourth";
 
 fn unfit(what: &str, needed: &str) -> Error {
@@ -156,12 +156,12 @@ const BYTES_MAX: u64 = 256;
 /// | 1 | names are never cut, however long |
 /// | 2 | long names are cut (`format/layout.rs`) |
 ///
-/// All programs that use a bucket must agree on its keys, so a bucket keeps its edition, which an
-/// object in it states. Without that object, the bucket is new and gets edition 2, or it has heads
-/// of a program that knew no editions and gets 1 (unless one of their keys is cut). If several
-/// programs find no such object at the same time, one of them puts it, and the others follow it.
-/// Heads that a program finds after it has missed the object may belong to the program that has put
-/// it since; then its own put is refused.
+/// All programs that use a bucket must agree on its keys. Therefore a bucket keeps its edition,
+/// which an object in it states. Without that object, the bucket is either new, and gets edition 2,
+/// or it has heads of a program that knew no editions, and gets edition 1 (unless one of their keys
+/// is cut). If several programs find no such object simultaneously, one of them puts it, and the
+/// others follow it. A program that has missed the object may find heads of the program that has
+/// put the object since; then its own put is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Edition {
     Whole,
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// A bucket of a program that knew no editions: its objects are found at their keys.
+    /// A bucket of a program that knew no editions keeps its keys, so that its objects are found.
     #[test]
     fn a_bucket_keeps_the_edition_that_it_has() {
         let server = Arc::new(InMemory::new());

@@ -97,7 +97,7 @@ impl S3Store {
 
     /// Opens a store over any implementation of [`ObjectStore`] that needs no runtime, such as
     /// [`object_store::memory::InMemory`]; requests run in the caller's poll. The configured bucket
-    /// and server are ignored. Probes the store's features, and blocks meanwhile.
+    /// and server are ignored. Probes the store's features, and blocks until this is done.
     ///
     /// # Errors
     /// Each error has a one-line message that names what is missing: `Invalid` for a wrong
@@ -155,10 +155,10 @@ impl S3Store {
     }
 
     /// Removes blobs that no head names and that are older than `age` (remains of writers that died
-    /// in the middle of a change), and the heads of objects deleted that long ago, if nothing
-    /// depends on them and the server supports conditional removals. An hour is a good age, and 15
-    /// minutes the minimum while there are other writers. Returns the counts. A store over HTTP
-    /// sweeps from time to time by itself ([`S3Config::sweep_interval`]).
+    /// during a change), and the heads of objects deleted that long ago, if nothing depends on
+    /// these heads and the server supports conditional removals. An hour is a good age; 15 minutes
+    /// is the minimum while there are other writers. Returns the counts. A store over HTTP also
+    /// sweeps regularly by itself ([`S3Config::sweep_interval`]).
     ///
     /// # Errors
     /// `Retryable`, `Denied`, `Corrupt`. Objects removed until then stay removed.
@@ -183,9 +183,9 @@ impl S3Store {
         })
     }
 
-    /// Closes the store: waits until unused blobs have been removed, but at most for `timeout`, and
-    /// blocks meanwhile. A sweep removes the rest. If the store is dropped without this call,
-    /// removals in progress may be left to a sweep.
+    /// Closes the store: waits until unused blobs have been removed, but at most for `timeout`.
+    /// Blocks. A sweep removes the rest. If the store is dropped without this call, removals in
+    /// progress may be left to a sweep.
     pub fn close(&self, timeout: Duration) {
         executor::block_on(Box::pin(self.core.requests.removed(timeout)));
     }

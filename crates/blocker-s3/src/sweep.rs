@@ -68,8 +68,8 @@ pub struct Swept {
     pub heads: u64,
     /// The number of heads of deleted objects removed.
     pub forgotten: u64,
-    /// The number of heads of deleted objects that are old enough, but that something depends on: a
-    /// stamp, a fence or a claim that is still in force.
+    /// The number of heads of deleted objects that are old enough, but on which a stamp, a fence or
+    /// a claim that is still in force depends.
     pub kept: u64,
     /// Whether the server supports conditional removals. If not, heads of deleted objects stay.
     pub can_forget: bool,
@@ -314,7 +314,7 @@ fn may_go(head: &Head, scopes: Scopes) -> bool {
 /// The maximum time between two checks of whether a sweep is due.
 const CHECK_EVERY_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// Sweeps from time to time until the store is closed.
+/// Sweeps at intervals until the store is closed.
 pub(crate) async fn run(core: Weak<Core>, interval: Duration, age: Duration) {
     let longest = interval.min(CHECK_EVERY_MAX);
     loop {

@@ -71,8 +71,8 @@ impl Map {
     }
 }
 
-/// Returns the content, or none where there is no object, with `bytes` at `offset`: longer if that
-/// is needed.
+/// Returns the content, or none if there is no object, with `bytes` at `offset`; the content
+/// becomes longer if necessary.
 fn patched(old: Result<Vec<u8>>, offset: u64, bytes: &[u8]) -> Vec<u8> {
     let (offset, mut data) = (offset as usize, old.unwrap_or_default());
     if !bytes.is_empty() {

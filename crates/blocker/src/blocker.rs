@@ -61,10 +61,10 @@ use crate::{
 /// # Deadlines
 ///
 /// A call returns at its deadline, whatever it is waiting for. `DeadlinePassed` means that the
-/// operation has not begun and never will. A change that has begun returns `OutcomeUnknown`: it may
-/// have been applied, or may still be applied; read the object before changing it again, or retry
-/// with the same stamp. A flush returns `NotStored`, and the data stay dirty and readable. The
-/// store may still be working on the call after its deadline.
+/// operation has not begun, and will not begin. A change that has begun returns `OutcomeUnknown`:
+/// it may have been applied, or may still be applied; read the object before changing it again, or
+/// retry with the same stamp. A flush returns `NotStored`, and the data stay dirty and readable.
+/// The store may still be working on the call after its deadline.
 ///
 /// # Cancel safety
 ///
@@ -86,8 +86,8 @@ use crate::{
 /// # What implementors owe
 ///
 /// - An operation does not block the caller for I/O, unless its documentation says so. It returns
-///   [`Reply::Ready`] if the result is available at once; a layer passes the reply of the blocker
-///   below on without boxing it.
+///   [`Reply::Ready`] if the result is available immediately. A layer passes on the reply of the
+///   blocker below without boxing it.
 /// - Futures own their data, so that they can outlive the caller's stack.
 /// - The [`Capabilities`] are true, and the conformance suite (feature `conformance`) passes.
 pub trait Blocker: Send + Sync {
@@ -105,7 +105,7 @@ pub trait Blocker: Send + Sync {
     /// # Errors
     /// `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`, `TooLarge`, `OutOfSpace`,
     /// `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`, `Corrupt`, `WritesLost`,
-    /// `Unsupported`, and what [`Change`](crate::Change) adds.
+    /// `Unsupported`, and further errors that [`Change`](crate::Change) names.
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply>;
 
     /// Returns an object's size, version and stamp.
@@ -130,7 +130,7 @@ pub trait Blocker: Send + Sync {
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
     /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing,
-    /// and returns the epoch in force: 0, or the one in `Fenced`.
+    /// and returns the epoch in force: 0 in the reply, or another one in `Fenced`.
     ///
     /// # Errors
     /// `Fenced` if a newer epoch is in force, or another writer has claimed this one; `Invalid` if
@@ -141,14 +141,14 @@ pub trait Blocker: Send + Sync {
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
     /// Evicts, in every layer, the clean copies of a scope that other writers may have changed
-    /// bypassing this blocker, and notifies subscribers. Dirty data stay.
+    /// without this blocker, and notifies subscribers. Dirty data stay.
     ///
     /// # Errors
     /// `DeadlinePassed`, `Retryable`.
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply>;
 
     /// Subscribes to the events of this blocker and of those below it, from now on. A claim or
-    /// invalidation through this handle is an event as well.
+    /// invalidation through this handle is also an event.
     fn subscribe(&self) -> Subscription;
 
     /// Returns the control plane: policies, quotas, metrics, losses. A layer returns either the

@@ -26,9 +26,10 @@ pub enum Survives {
 pub struct Capabilities {
     /// The largest object.
     pub object_bytes_max: u64,
-    /// The largest range or payload of one request; at least [`BUCKET_BYTES`].
+    /// The maximum length of a range or payload of one request; at least [`BUCKET_BYTES`].
     pub request_bytes_max: u64,
-    /// The largest `expected` of a compare-and-write; 0 if there is no compare-and-write.
+    /// The maximum length of `expected` in a compare-and-write; 0 if compare-and-write is not
+    /// supported.
     pub compare_bytes_max: u64,
     /// The maximum number of runs in one `write_runs`; 0 if the operation is not supported. The
     /// total length of the runs is limited by `request_bytes_max`.

@@ -38,7 +38,7 @@ impl Timestamp {
     }
 }
 
-/// Saturates at the end of time.
+/// Saturates at the maximum time.
 impl Add<Duration> for Timestamp {
     type Output = Self;
     fn add(self, delay: Duration) -> Self {
@@ -51,8 +51,8 @@ pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The source of time of a blocker.
 ///
-/// `now` never goes backwards. A sleep wakes its task when it is due; the task is not polled
-/// before.
+/// `now` never goes backwards. A sleep wakes its task when it is due; before that, the task is not
+/// polled.
 pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

@@ -33,7 +33,7 @@ pub struct Quota {
 pub struct Attachment {
     /// The capabilities of the backend for the namespace.
     pub capabilities: Capabilities,
-    /// The epoch with which the whole namespace has been claimed; 0 if it has not.
+    /// The epoch with which the whole namespace has been claimed; 0 without a claim.
     pub epoch: Epoch,
 }
 
@@ -85,13 +85,13 @@ pub struct LossPage {
 /// [`Blocker::control`](crate::Blocker::control).
 ///
 /// By default, every method forwards to [`Self::below`]. A backend has no blocker below; its
-/// defaults are `Unsupported`, no metrics, and no losses. All answers are [replies](Reply), so that
+/// defaults are `Unsupported`, no metrics, and no losses. All results are [replies](Reply), so that
 /// a connection to a server can carry them.
 ///
 /// # Layers
 ///
-/// A layer returns the control plane of the blocker below, and writes only the methods to which it
-/// adds its own part:
+/// A layer returns the control plane of the blocker below, and implements only the methods to which
+/// it adds something of its own:
 ///
 /// | method | a layer that caches | any other layer |
 /// |---|---|---|
@@ -104,7 +104,7 @@ pub struct LossPage {
 /// | `losses` | answers | forwards |
 /// | `namespace_state`, `namespace_states`, `change_namespace`, `set_volume`, `remove_namespace` | answers | forwards |
 ///
-/// [`Reply::then`] or [`metrics_above`] adds to an answer from below.
+/// [`Reply::then`] or [`metrics_above`] adds to a result from below.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -153,7 +153,7 @@ pub trait Control: Send + Sync {
     /// memory is freed. It can be used again at any time.
     ///
     /// # Errors
-    /// Those of a flush of the namespace; `Unsupported`.
+    /// The errors of a flush of the namespace; `Unsupported`.
     fn detach(&self, namespace: Namespace) -> Reply<()> {
         ask(self.below(), "this backend has no attachments", |below| below.detach(namespace))
     }
@@ -163,7 +163,7 @@ pub trait Control: Send + Sync {
     /// writer, so the caller must first check that it may write.
     ///
     /// # Errors
-    /// Those of a flush of the namespace; `Unsupported` if this blocker claims nothing for its
+    /// The errors of a flush of the namespace; `Unsupported` if this blocker claims nothing for its
     /// callers.
     fn release(&self, namespace: Namespace) -> Reply<()> {
         ask(self.below(), "this backend makes no claims for its callers", |below| below.release(namespace))
@@ -172,19 +172,19 @@ pub trait Control: Send + Sync {
     /// Returns the namespace's policy.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached; `Retryable`.
+    /// `Unsupported` if nothing is cached; `Retryable`.
     fn policy(&self, namespace: Namespace) -> Reply<Policy> {
         ask(self.below(), "this backend has no policies", |below| below.policy(namespace))
     }
 
     /// Changes the namespace's policy. The reply is sent when the old policy has ended: every
-    /// change that began under the old policy has ended, and its dirty data are stored. The new
-    /// policy applies to changes that begin after the request, even if the reply is an error or the
-    /// caller does not wait for it.
+    /// change that began under it has ended, and its dirty data are stored. The new policy applies
+    /// to changes that begin after the request, even if the reply is an error or the caller does
+    /// not wait for it.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached; `OutOfSpace` if too many namespaces have a policy;
-    /// `Denied`, `Retryable`, and those of a flush of the namespace.
+    /// `Unsupported` if nothing is cached; `OutOfSpace` if too many namespaces have a policy;
+    /// `Denied`, `Retryable`, and the errors of a flush of the namespace.
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
         ask(self.below(), "this backend has no policies", |below| below.set_policy(namespace, policy))
     }
@@ -209,7 +209,7 @@ pub trait Control: Send + Sync {
     /// Returns the metrics of this blocker and of those below it.
     ///
     /// # Errors
-    /// `Retryable` if they cannot be fetched from below.
+    /// `Retryable` if the metrics cannot be fetched from below.
     fn metrics(&self) -> Reply<Families> {
         self.below().map_or_else(|| Reply::ok(Families::new()), |below| below.metrics())
     }
@@ -218,7 +218,7 @@ pub trait Control: Send + Sync {
     /// repaired, beginning after the object `after` if it is given.
     ///
     /// # Errors
-    /// `Unsupported` where they cannot be listed; `Retryable` if they cannot be fetched from below.
+    /// `Unsupported` if losses cannot be listed; `Retryable` if they cannot be fetched from below.
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
         self.below().map_or_else(|| Reply::ok(LossPage::default()), |below| below.losses(after))
     }
@@ -226,8 +226,8 @@ pub trait Control: Send + Sync {
     /// Returns a namespace's settings and its state in the cache.
     ///
     /// # Errors
-    /// `Missing` if it is neither configured nor has been used; `Unsupported` where nothing is
-    /// cached; `Retryable`.
+    /// `Missing` if the namespace is neither configured nor has been used; `Unsupported` if nothing
+    /// is cached; `Retryable`.
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
         ask(self.below(), NO_CACHE, |below| below.namespace_state(namespace))
     }
@@ -236,14 +236,14 @@ pub trait Control: Send + Sync {
     /// after `after` if it is given.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached; `Retryable`.
+    /// `Unsupported` if nothing is cached; `Retryable`.
     fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
         ask(self.below(), NO_CACHE, |below| below.namespace_states(after))
     }
 
     /// Sets the write mode of a namespace, other settings, or both; creates the namespace if it is
-    /// new. Settings apply at once; the reply is sent as for [`set_policy`](Self::set_policy). The
-    /// operation is idempotent.
+    /// new. Settings apply immediately; the reply is sent as for [`set_policy`](Self::set_policy).
+    /// The operation is idempotent.
     ///
     /// # Errors
     /// `Invalid` if a value contradicts other values, in which case nothing has changed; the errors
@@ -254,11 +254,11 @@ pub trait Control: Send + Sync {
 
     /// Replaces all settings that a volume has set for its namespace. The namespace cannot be
     /// removed while the volume is attached, that is, until `None` is set. Settings by command or
-    /// configuration stay. `attachment` identifies an attachment of the volume: `None` ends only
-    /// that one.
+    /// configuration stay. `attachment` identifies an attachment of the volume; `None` ends only
+    /// this attachment.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached, or the cache does not support volumes; those of
+    /// `Unsupported` if nothing is cached, or the cache does not support volumes; the errors of
     /// [`change_namespace`](Self::change_namespace).
     fn set_volume(
         &self,
@@ -274,9 +274,9 @@ pub trait Control: Send + Sync {
     /// configuration stay.
     ///
     /// # Errors
-    /// `Missing` if it has not been used; `Denied` if a volume in it is attached, or it has dirty
-    /// data and `dirty_data` says to refuse; `Unsupported` where nothing is cached; those of a
-    /// flush of the namespace.
+    /// `Missing` if the namespace has not been used; `Denied` if a volume in it is attached, or it
+    /// has dirty data and `dirty_data` says to refuse; `Unsupported` if nothing is cached; the
+    /// errors of a flush of the namespace.
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
         ask(self.below(), NO_CACHE, |below| below.remove_namespace(namespace, dirty_data))
     }
@@ -311,7 +311,7 @@ impl Control for NoControl {}
 
 /// Returns the metrics of a layer and of the blocker below it: `own`, then those of `below`.
 ///
-/// If the metrics from below cannot be fetched, the answer is `own` alone.
+/// If the metrics from below cannot be fetched, the result is `own` alone.
 ///
 /// ```
 /// use blocker::executor::block_on;

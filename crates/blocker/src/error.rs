@@ -15,11 +15,11 @@ pub type Reason = Cow<'static, str>;
 /// The result of an operation of the contract.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such object. Create it, or report it.
+    /// The object does not exist. Create it, or report the error.
     #[error("no such object")]
     Missing,
     /// The object exists, and the request was conditional on its absence.
@@ -44,15 +44,15 @@ pub enum Error {
         /// The epoch in force.
         epoch: Epoch,
     },
-    /// The object already carries this stamp, or a later one of the same epoch. If it equals the
-    /// request's stamp, that change was applied before: treat it as done.
+    /// The object already carries this stamp, or a later one of the same epoch. If the stamp equals
+    /// the request's, that change was applied before: treat the request as done.
     #[error("superseded: the object already has stamp {stamp}")]
     Superseded {
         /// The object's stamp.
         stamp: Stamp,
     },
     /// A flush failed or did not finish in time, or a change was made but not stored as requested.
-    /// The data covered are still dirty and readable: flush again.
+    /// The affected data are still dirty and readable: flush again.
     #[error("not stored: {0}")]
     NotStored(Reason),
     /// The change may or may not have been applied as a whole; it may even be applied later. Read

@@ -105,7 +105,7 @@ impl fmt::Debug for EventHub {
     }
 }
 
-/// Subscribers still receive the pending events, then the end of the stream.
+/// Subscribers still receive the pending events, and then the end of the stream.
 impl Drop for EventHub {
     fn drop(&mut self) {
         for queue in self.queues.get_mut().drain(..).filter_map(|queue| queue.upgrade()) {

@@ -29,7 +29,7 @@ macro_rules! changes {
             $(#[$doc])*
             ///
             /// # Errors
-            /// Those of [`Blocker::change`].
+            /// The errors of [`Blocker::change`].
             #[inline]
             fn $method(&self, request: $request) -> Reply<ChangeReply> {
                 self.change(request.into())
@@ -39,7 +39,7 @@ macro_rules! changes {
 }
 
 /// The operations of [`Blocker::change`] by name, whole objects, ranges and listings of any
-/// blocker. Implemented for every [`Blocker`].
+/// blocker. Every [`Blocker`] implements this trait.
 ///
 /// Shorter forms have names of their own (`remove` for [`Self::delete`], `entries` for
 /// [`Blocker::list`]).
@@ -117,7 +117,7 @@ pub trait BlockerExt: Blocker {
     /// Returns the whole content of an object.
     ///
     /// # Errors
-    /// `Missing`, and those of [`Self::read_range`].
+    /// `Missing`, and the errors of [`Self::read_range`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -130,7 +130,7 @@ pub trait BlockerExt: Blocker {
     /// even if the read takes several requests.
     ///
     /// # Errors
-    /// `Missing`; `Retryable` if the object changed too often during the read; those of
+    /// `Missing`; `Retryable` if the object changed too often during the read; the errors of
     /// [`Blocker::read`].
     ///
     /// # Cancel safety
@@ -141,13 +141,14 @@ pub trait BlockerExt: Blocker {
     }
 
     /// Makes `data` the whole content of an object, with the strongest durability that one request
-    /// can ask for: usually it is stored when this returns.
+    /// can ask for. Usually the content is *stored* when this returns.
     ///
     /// # Errors
-    /// `TooLarge` if `data` is longer than one request can carry; those of [`Blocker::change`].
+    /// `TooLarge` if `data` is longer than one request can carry; the errors of
+    /// [`Blocker::change`].
     ///
     /// # Cancel safety
-    /// As for [`Blocker::change`].
+    /// The same as for [`Blocker::change`].
     fn put(
         &self,
         object: &ObjectId,
@@ -158,13 +159,13 @@ pub trait BlockerExt: Blocker {
     }
 
     /// Removes an object, with the strongest durability that one request can ask for. Returns
-    /// whether it existed.
+    /// whether the object existed.
     ///
     /// # Errors
-    /// Those of [`Blocker::change`] except `Missing`.
+    /// The errors of [`Blocker::change`], except `Missing`.
     ///
     /// # Cancel safety
-    /// As for [`Blocker::change`].
+    /// The same as for [`Blocker::change`].
     fn remove(&self, object: &ObjectId) -> impl Future<Output = Result<bool>> + Send {
         let removed = self.delete(DeleteRequest::new(object.clone()).durability(self.strongest()));
         async move { is_found(removed.await) }
@@ -173,7 +174,7 @@ pub trait BlockerExt: Blocker {
     /// Returns whether the object exists.
     ///
     /// # Errors
-    /// Those of [`Blocker::info`] except `Missing`.
+    /// The errors of [`Blocker::info`], except `Missing`.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -182,8 +183,8 @@ pub trait BlockerExt: Blocker {
         async move { is_found(info.await) }
     }
 
-    /// Returns a stream of the namespace's objects whose names begin with `prefix` (all for an
-    /// empty one), in bytewise order. It ends after the first error.
+    /// Returns a stream of the namespace's objects whose names begin with `prefix` (all objects for
+    /// an empty prefix), in bytewise order. The stream ends after the first error.
     ///
     /// ```
     /// use blocker::executor::block_on;

@@ -37,7 +37,7 @@ keys! {
     /// The namespace's own limit on dirty data. Without a value, the namespace shares the common
     /// limit.
     DirtyBytesMax = "dirty_bytes_max",
-    /// The maximum time that a change is dirty before its flush begins. Without a value, the
+    /// The maximum time for which a change is dirty before its flush begins. Without a value, the
     /// cache's setting applies.
     DirtyAgeMsMax = "dirty_age_ms_max",
     /// The maximum total size of the namespace's objects. A change that would exceed it is refused
@@ -64,8 +64,8 @@ keys! {
     /// The maximum memory of the namespace, which requests in progress and dirty data may exceed.
     /// Without a value, there is no limit.
     MemoryBytesMax = "memory_bytes_max",
-    /// The weight of the namespace's misses, relative to other namespaces, when memory moves to
-    /// where it saves most misses. The default is 1.
+    /// The weight of the namespace's misses, relative to other namespaces, when memory moves to the
+    /// namespaces in which it prevents most misses. The default is 1.
     MemoryWeight = "memory_weight",
     /// The distance that the cache reads ahead of a sequential client. Without a value, the cache's
     /// setting applies.
@@ -103,7 +103,7 @@ impl FromStr for NamespaceKey {
     }
 }
 
-/// The settings of a namespace from one source. Other sources decide missing settings.
+/// The settings of a namespace from one source. Other sources decide the missing settings.
 ///
 /// ```
 /// use blocker::{NamespaceKey, NamespaceSettings, WriteMode};
@@ -133,7 +133,7 @@ impl NamespaceSettings {
         self
     }
 
-    /// Sets a value, as [`with`](Self::with).
+    /// Sets a value as [`with`](Self::with) does.
     pub fn set(&mut self, key: NamespaceKey, value: impl Into<Option<u64>>) {
         self.values.insert(key, value.into());
     }
@@ -155,7 +155,7 @@ impl NamespaceSettings {
         self.get(key).flatten()
     }
 
-    /// Returns the values that are set, besides the write mode, in the order of the keys.
+    /// Returns the values that are set, except the write mode, in the order of the keys.
     pub fn values(&self) -> impl ExactSizeIterator<Item = (NamespaceKey, Option<u64>)> {
         self.values.iter().map(|(key, value)| (*key, *value))
     }
@@ -188,12 +188,12 @@ pub struct NamespaceState {
     pub namespace: Namespace,
     /// How writes are treated.
     pub write: WriteMode,
-    /// Whether an earlier write mode has not ended yet: some of its changes are in progress or not
-    /// stored.
+    /// Whether an earlier write mode has not ended yet, because some of its changes are in progress
+    /// or not stored.
     pub is_changing: bool,
     /// Whether the namespace is in the configuration file.
     pub is_configured: bool,
-    /// The effective settings of the namespace, besides the write mode.
+    /// The effective settings of the namespace, except the write mode.
     pub settings: NamespaceSettings,
     /// The namespace's counters of cached data and of operations, by name.
     pub counts: Vec<(String, u64)>,

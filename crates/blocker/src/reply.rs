@@ -11,11 +11,11 @@ use std::task::{Context, Poll};
 
 use crate::{Durability, Epoch, Error, Name, Result, Segments, Stamp, Version};
 
-/// The future of a pending answer. Dropping the future cancels the operation: see
-/// [`crate::Blocker`].
+/// The future of a pending reply. Dropping the future cancels the operation (see
+/// [`crate::Blocker`]).
 pub type Pending<T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
-/// The answer to an operation, ready or pending. A reply can be awaited. Layers may use their own
+/// The reply to an operation, ready or pending. A reply can be awaited. Layers may use their own
 /// error types.
 ///
 /// ```
@@ -28,7 +28,7 @@ pub type Pending<T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Sen
 pub enum Reply<T, E = Error> {
     /// The answer.
     Ready(Result<T, E>),
-    /// The future of the answer.
+    /// The future of the result.
     Pending(Pending<T, E>),
 }
 
@@ -43,20 +43,20 @@ impl<T> Reply<T> {
         Self::Ready(Err(error))
     }
 
-    /// Returns a reply whose answer is the output of `future`.
+    /// Returns a reply whose result is the output of `future`.
     pub fn pending(future: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         Self::Pending(Box::pin(future))
     }
 }
 
 impl<T, E> Reply<T, E> {
-    /// Returns whether the answer is ready.
+    /// Returns whether the result is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns a reply whose answer is converted by `change`: at once if the answer is ready,
+    /// Returns a reply whose result is converted by `change`: immediately if the result is ready,
     /// otherwise later.
     pub fn then<U>(self, change: impl FnOnce(Result<T, E>) -> Result<U, E> + Send + 'static) -> Reply<U, E>
     where
@@ -127,7 +127,7 @@ macro_rules! response {
         }
 
         impl $name {
-            /// Returns an answer with these values, in the order of the fields.
+            /// Returns a reply with these values, in the order of the fields.
             #[must_use]
             pub fn new($($field: $type),*) -> Self {
                 Self { $($field),* }
@@ -137,7 +137,7 @@ macro_rules! response {
 }
 
 response! {
-    /// The answer to a read: bytes of one version.
+    /// The reply to a read: bytes of one version.
     ReadReply {
         /// The bytes of the range, up to the object's end. A hole reads as zeros.
         data: Segments,
@@ -149,7 +149,7 @@ response! {
 }
 
 response! {
-    /// The answer to a change of an object.
+    /// The reply to a change of an object.
     ChangeReply {
         /// The object's version after the change; 0 if it has been removed.
         version: Version,
@@ -161,7 +161,7 @@ response! {
 }
 
 impl ChangeReply {
-    /// Returns the answer to the removal of an object.
+    /// Returns the reply to the removal of an object.
     #[must_use]
     pub fn removed(durability: Durability) -> Self {
         Self::new(Version(0), 0, durability)
@@ -204,7 +204,7 @@ response! {
 }
 
 response! {
-    /// The answer to a flush: everything acknowledged before the flush is stored.
+    /// The reply to a flush: everything acknowledged before the flush is stored.
     FlushReply {
         /// The durability reached.
         durability: Durability,
@@ -212,7 +212,7 @@ response! {
 }
 
 response! {
-    /// The answer to a claim: the scope is taken over.
+    /// The reply to a claim: the scope is taken over.
     ClaimReply {
         /// The epoch in force.
         epoch: Epoch,
@@ -220,7 +220,7 @@ response! {
 }
 
 response! {
-    /// The answer to an invalidation: no stale copy of the scope remains.
+    /// The reply to an invalidation: no stale copy of the scope remains.
     InvalidateReply {
         /// The size of the evicted clean copies in bytes, as far as it is known.
         dropped_bytes: u64,

@@ -19,7 +19,7 @@ use crate::{
 pub struct Hints(u32);
 
 impl Hints {
-    /// Nothing is known.
+    /// No hint.
     pub const NONE: Self = Self(0);
     /// The data will not be needed again soon, so caches should not evict other data for them.
     pub const NO_CACHE: Self = Self(1);
@@ -34,7 +34,7 @@ impl Hints {
         Self(self.0 | other.0)
     }
 
-    /// Returns whether all of `other` is among these hints.
+    /// Returns whether these hints include all of `other`.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -99,12 +99,12 @@ pub enum Condition {
     /// Always.
     #[default]
     None,
-    /// Only if the object does not exist; otherwise [`crate::Error::Exists`].
+    /// The object must not exist; otherwise the error is [`crate::Error::Exists`].
     Absent,
-    /// Only if the object exists; otherwise [`crate::Error::Missing`].
+    /// The object must exist; otherwise the error is [`crate::Error::Missing`].
     Present,
-    /// Only if the object has this version; otherwise [`crate::Error::ConditionFailed`], or
-    /// [`crate::Error::Missing`].
+    /// The object must have this version; otherwise the error is [`crate::Error::ConditionFailed`]
+    /// or [`crate::Error::Missing`].
     Version(Version),
 }
 

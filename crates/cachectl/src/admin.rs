@@ -43,7 +43,7 @@ pub(crate) struct AdminArguments {
 pub(crate) struct Admin {
     client: Blocking,
     base: String,
-    /// What named the listener.
+    /// The source of the listener's address.
     origin: Origin,
     authorization: Option<String>,
 }
@@ -113,7 +113,7 @@ impl Admin {
     /// Returns the reasons in the response of a probe, one line each; none if all is well.
     ///
     /// # Errors
-    /// The listener cannot be reached, or its response is not that of a probe.
+    /// If the listener cannot be reached, or its response is not that of a probe.
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
         let request = Request::get(format!("{}{path}", self.base));
         let response = self.client.send(request, Default::default(), ANSWER_BYTES_MAX);
@@ -128,7 +128,7 @@ impl Admin {
     /// Sends `body` to `path` and returns the JSON response.
     ///
     /// # Errors
-    /// As for [`get`](Self::get). After a timeout, the server may have acted nevertheless.
+    /// The errors of [`get`](Self::get). After a timeout, the server may have acted nevertheless.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         let request =
             Request::post(format!("{}{path}", self.base)).header("content-type", "application/json");
@@ -138,7 +138,7 @@ impl Admin {
     /// Returns the response of `path` as text.
     ///
     /// # Errors
-    /// As for [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub(crate) fn text(&self, path: &str) -> Result<String, Failure> {
         self.send(path, Request::get(format!("{}{path}", self.base)), String::new()).map(|(_, body)| body)
     }
@@ -180,7 +180,7 @@ impl Admin {
     }
 }
 
-/// Returns the elements of a list in a response; none if the list is missing.
+/// Returns the elements of a list in a response; no elements if the list is missing.
 pub(crate) fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
     of[key].as_array().map_or(&[], Vec::as_slice)
 }

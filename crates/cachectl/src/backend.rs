@@ -22,7 +22,8 @@ pub(crate) struct BackendSpec {
 }
 
 impl BackendSpec {
-    /// Returns whether one of several servers serves, and another one may take over.
+    /// Returns whether the backend has several servers, of which one serves and another one may
+    /// take over.
     fn has_several_servers(&self) -> bool {
         matches!(&self.store, BackendTable::Synapse(table) if table.address.contains(','))
     }
@@ -109,7 +110,7 @@ pub(crate) struct Opened {
     pub(crate) store: Store,
 }
 
-/// The delay before the servers are asked again whether one of them serves by now.
+/// The delay before the servers are asked again whether one of them serves.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// The maximum time for closing the connection to a cluster.
@@ -121,7 +122,7 @@ impl Opened {
     /// in a directory is not changed, and refuses changes.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub(crate) fn open(
         spec: &BackendSpec,
         secret: Option<&Secret>,
@@ -153,7 +154,7 @@ impl Opened {
     /// Closes the backend.
     ///
     /// # Errors
-    /// Those of the store: some data may not be stored.
+    /// The errors of the store; some data may not be stored then.
     pub(crate) fn close(self) -> Result<()> {
         drop(self.backend);
         self.store.close(CLOSE_TIMEOUT)

@@ -216,7 +216,7 @@ impl Interrupt {
         self.sleep(Duration::ZERO)
     }
 
-    /// Waits until the time has passed.
+    /// Sleeps for this time.
     ///
     /// # Errors
     /// A signal has requested the end.
@@ -270,7 +270,7 @@ const OUTPUT_CLOSED: u8 = 141;
 /// The reason why the command failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// One word for scripts that read JSON.
+    /// The kind of the failure, as one word for scripts that read JSON.
     kind: &'static str,
     /// The exit code.
     code: u8,
@@ -388,7 +388,8 @@ impl Failure {
         Self { line: format!("{}; {left}", self.line), is_output_closed: false, ..self }
     }
 
-    /// Adds the server that was asked, unless the server has nothing to do with the failure.
+    /// Adds the server to which the request was sent, unless the server has nothing to do with the
+    /// failure.
     pub(crate) fn asked(self, server: impl fmt::Display) -> Self {
         match self.code {
             2 | INTERRUPTED | OUTPUT_CLOSED => self,

@@ -26,10 +26,10 @@ use serde::{Deserialize, Serialize};
 use crate::backend::BackendSpec;
 use crate::output::Failure;
 
-/// The admin listener that is asked unless another one is named.
+/// The admin listener that is used unless another one is named.
 const ADMIN_DEFAULT: &str = "http://127.0.0.1:9150";
 
-/// An option's value, and whether the environment gave it instead of the command line.
+/// An option's value, and whether it comes from the environment instead of the command line.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Given<T> {
     pub(crate) value: T,
@@ -37,7 +37,7 @@ pub(crate) struct Given<T> {
 }
 
 impl<T> Given<T> {
-    /// Returns the value, if there is one.
+    /// Returns the value, if one was given.
     pub(crate) fn of(value: Option<T>, is_environment: bool) -> Option<Self> {
         value.map(|value| Self { value, is_environment })
     }
@@ -55,7 +55,7 @@ pub(crate) struct Servers<'a> {
     pub(crate) contexts: OnceCell<Contexts>,
 }
 
-/// What named a server, as shown in errors.
+/// The source of a server's name, as shown in errors.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Origin {
     Given(&'static str),
@@ -136,7 +136,8 @@ impl Servers<'_> {
     /// Returns the backend to open.
     ///
     /// # Errors
-    /// None is named; the context does not exist or names no backend; the file with the contexts.
+    /// If no backend is named, if the context does not exist or names no backend, or if the file
+    /// with the contexts is unusable.
     pub(crate) fn backend(&self) -> Result<BackendServer, Failure> {
         let names = ["--backend", "CACHECTL_BACKEND"];
         let (given, origin) = choose(self.backend, names, self.context, || self.in_use())?;
@@ -245,11 +246,11 @@ impl Contexts {
         Some(folder.join("cachectl/contexts.toml"))
     }
 
-    /// Reads the file; a missing one, or one in a directory that this user may not search, has no
+    /// Reads the file. A missing file, or one in a directory that this user may not search, has no
     /// contexts.
     ///
     /// # Errors
-    /// The file cannot be read, others may change it, or it has a mistake.
+    /// If the file cannot be read, if others may change it, or if it has a mistake.
     pub(crate) fn read() -> Result<Self, Failure> {
         let Some(path) = Self::path_if_any() else { return Ok(Self::default()) };
         // A program that changes its user often keeps HOME, and then may not search that directory.
@@ -273,7 +274,7 @@ impl Contexts {
         parse_config(&path, &text).map_err(|error| Failure::usage(error.to_string()))
     }
 
-    /// Replaces the file at once, readable by its owner only.
+    /// Replaces the file atomically. Only its owner can read it.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -299,7 +300,7 @@ impl Contexts {
     /// Returns a context.
     ///
     /// # Errors
-    /// There is none with this name.
+    /// If no context has this name.
     pub(crate) fn get(&self, name: &str) -> Result<&Context, Failure> {
         self.contexts.get(name).ok_or_else(|| {
             let hint = suggestion(name, self.contexts.keys().map(String::as_str));

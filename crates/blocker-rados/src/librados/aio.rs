@@ -23,7 +23,8 @@ use super::ffi::{Api, COMPARE_GT, CREATE_EXCLUSIVE, FULL_TRY, Handle, ORDER_READ
 /// How an operation ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// Zero or a positive number for success, otherwise a negative error number.
+    /// The number of the result: zero or a positive number for success, otherwise a negative error
+    /// number.
     pub(crate) code: i32,
     /// The object's version after the operation.
     pub(crate) version: u64,
@@ -87,7 +88,7 @@ impl Drop for Flight {
 }
 
 counters! {
-    /// Counters of all operations of a store.
+    /// The counters of all operations of a store.
     #[derive(Default)]
     pub(crate) struct Stats {
         /// Operations sent to the cluster.
@@ -114,7 +115,7 @@ struct Permits {
 #[derive(Clone)]
 pub(crate) struct Limits {
     ops: Arc<Semaphore>,
-    /// In units of 1 KiB.
+    /// The credits, in units of 1 KiB.
     kibibytes: Arc<Semaphore>,
     kibibytes_max: u32,
     pub(crate) stats: Arc<Stats>,
@@ -405,7 +406,8 @@ unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
 // librados copies every argument into the operation when a step is added, except the destinations
 // of reads, which are in the `Landing`.
 
-/// The steps of a change, in the order in which they are applied. A failing step undoes all.
+/// The steps of a change, in the order in which they are applied. If a step fails, none of them has
+/// an effect.
 pub(crate) struct WriteOp {
     api: Arc<Api>,
     raw: Handle,
@@ -449,7 +451,7 @@ macro_rules! steps {
 
 steps! {
     /// Fails with ECANCELED unless the comparison of `value` with the attribute's value holds, and
-    /// with ENOENT if there is no object.
+    /// with ENOENT if the object does not exist.
     compare(name: &CStr, comparison: u8, value: &[u8])
         => write_op_cmpxattr(name.as_ptr(), comparison, pointer(value), value.len()), 0;
     /// Fails with ERANGE or EOVERFLOW unless the object has this version.

@@ -37,7 +37,7 @@ pub(crate) const COMPARE_GT: u8 = 3;
 pub(crate) const CREATE_EXCLUSIVE: c_int = 1;
 /// `LIBRADOS_OPERATION_ORDER_READS_WRITES`: a read waits for earlier writes.
 pub(crate) const ORDER_READS_WRITES: c_int = 4;
-/// `LIBRADOS_OPERATION_FULL_TRY`: on a full cluster answers ENOSPC instead of waiting for space.
+/// `LIBRADOS_OPERATION_FULL_TRY`: a full cluster responds with ENOSPC instead of waiting for space.
 pub(crate) const FULL_TRY: c_int = 64;
 
 macro_rules! functions {

@@ -181,7 +181,7 @@ impl Cluster {
     /// Opens a handle for one RADOS namespace of a pool.
     ///
     /// # Errors
-    /// `Missing` if the pool is gone.
+    /// `Missing` if the pool no longer exists.
     pub(crate) fn open(self: &Arc<Self>, pool: i64, namespace: &CStr) -> Result<Arc<IoCtx>> {
         self.bury();
         let mut handle = std::ptr::null_mut();

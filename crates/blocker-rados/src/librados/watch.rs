@@ -29,8 +29,8 @@ pub(crate) struct Watch {
 struct Registered {
     ioctx: Arc<IoCtx>,
     cookie: u64,
-    /// The argument of the callbacks, owned by the registration and freed when no further callback
-    /// can run.
+    /// The argument of the callbacks. The registration owns it, and frees it when no further
+    /// callback can run.
     listener: *mut Listener,
 }
 
@@ -38,7 +38,7 @@ struct Registered {
 unsafe impl Send for Registered {}
 
 struct Listener {
-    /// Called when the watch has failed.
+    /// The function that is called when the watch has failed.
     on_broken: Box<dyn Fn() + Send + Sync>,
     events: Arc<EventHub>,
     ioctx: Arc<IoCtx>,
@@ -49,8 +49,8 @@ struct Listener {
 
 impl Watch {
     /// Watches the object `name`, and publishes the events that arrive there to `events`, except
-    /// those sent by `own`. Ends an earlier watch. `on_broken` is called when the watch has failed,
-    /// and must not end the watch itself. Blocks.
+    /// events sent by `own`. Ends an earlier watch. `on_broken` is called when the watch has
+    /// failed, and must not end the watch itself. Blocks.
     pub(crate) fn begin(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -92,7 +92,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Ends the watch. Blocks until the last callback has returned; must not be called from one.
+    /// Ends the watch. Blocks until the last callback has returned, so a callback must not call
+    /// this.
     pub(crate) fn end(&self) {
         let Some(Registered { ioctx, cookie, listener }) = self.registered.lock().take() else { return };
         // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for

@@ -24,7 +24,7 @@ use crate::librados::aio::{ReadOp, WriteOp};
 use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 
 /// The maximum number of times that a change is prepared again because of concurrent changes. Each
-/// time, another client's change was applied.
+/// time, a change of another client was applied.
 const TRIES: u32 = 200;
 
 /// Adds the steps that change bytes.
@@ -135,7 +135,7 @@ impl Core {
 }
 
 impl Work<'_> {
-    /// Makes one attempt from the observed state; `None` if the state has changed.
+    /// Makes one attempt from the observed state; returns `None` if the state has changed.
     async fn attempt(&self, mut view: View, is_fresh: bool) -> Result<Option<(Version, u64)>> {
         let Self { core, space, object, change, terms, progress } = *self;
         let seen_version = view.version;
@@ -250,7 +250,7 @@ impl Work<'_> {
     }
 
     /// Returns the operation from `view` to `after`, which compares everything on which it depends.
-    /// `None` if the change is conditional on a version that this pool cannot have.
+    /// Returns `None` if the change is conditional on a version that this pool cannot have.
     fn prepare(&self, view: &View, introduced: Option<&Introduced>, after: &View) -> Option<WriteOp> {
         let Self { core, space, change, terms, .. } = *self;
         let value = |epoch: Option<u64>| epoch.map_or_else(Vec::new, |epoch| epoch.to_be_bytes().to_vec());
@@ -312,7 +312,7 @@ impl Work<'_> {
         Some(op)
     }
 
-    /// Returns the first difference if a comparison that goes beyond the object's end fails. `None`
+    /// Returns the first difference if a comparison that goes beyond the object's end fails; `None`
     /// if the object has changed.
     async fn mismatch_at_end(
         &self,

@@ -39,8 +39,7 @@ use crate::librados::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 
 /// The number of objects that a claim handles concurrently.
 const OBJECTS_CONCURRENT: usize = 64;
-/// The maximum number of attempts to change an object, or a record, that others change at the same
-/// time.
+/// The maximum number of attempts to change an object or a record while others change it.
 const TRIES: u32 = 100;
 
 /// A scope's record in an internal object of the store.
@@ -48,7 +47,7 @@ const TRIES: u32 = 100;
 struct Record {
     /// The record for the protocol.
     record: claims::Record,
-    /// The claim's stored bytes; empty if there are none.
+    /// The claim's stored bytes; empty without a claim.
     claim_bytes: Vec<u8>,
 }
 
@@ -73,7 +72,7 @@ impl Core {
 
     // ---- introducing
 
-    /// Returns `view` with an `intro`; `None` if the object has changed meanwhile.
+    /// Returns `view` with an `intro`; `None` if the object has changed in the meantime.
     pub(crate) async fn introduce(
         self: &Arc<Self>,
         space: &Space,
@@ -257,7 +256,7 @@ fn create(op: WriteOp, namespace: Option<&Namespace>) -> WriteOp {
     }
 }
 
-/// Treats an error that says that an object is gone as a lost race.
+/// Treats an error that reports a missing object as a lost race.
 fn lost_or(error: Error) -> Result<()> {
     if error == Error::Missing { Ok(()) } else { Err(error) }
 }

@@ -25,8 +25,8 @@ use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
 use crate::librados::{Cluster, IoCtx, Worker, describe};
 use view::{Objects, View, objects};
 
-/// The number of namespace handles at which all handles are dropped. Threads that open handles at
-/// the same moment may exceed it by one each.
+/// The number of namespace handles at which all handles are dropped. Each thread that opens a
+/// handle at the same moment may exceed it by one.
 const SPACES_MAX: usize = 4096;
 /// The number of bits of a version that hold RADOS's version; the other bits hold the pool's
 /// number.
@@ -42,7 +42,7 @@ pub(crate) struct Core {
     pub(crate) events: Arc<EventHub>,
     pub(crate) worker: Worker,
     pub(crate) watch: Watch,
-    /// A unique number for each open store, which distinguishes its own events from those of
+    /// A unique number of each open store, which distinguishes the store's own events from those of
     /// others.
     pub(crate) mark: u64,
     pool: RwLock<Arc<Pool>>,
@@ -53,7 +53,7 @@ pub(crate) struct Core {
     is_closed: AtomicBool,
 }
 
-/// A pool, under its number: a pool that is deleted and created again gets another number.
+/// A pool and its number: a pool that is deleted and created again gets another number.
 pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) number: i64,
@@ -242,7 +242,7 @@ impl Core {
     /// Returns the state of an object, including attributes.
     ///
     /// # Errors
-    /// Those of reads, except `Missing`.
+    /// The errors of a read, except `Missing`.
     pub(crate) async fn look(self: &Arc<Self>, space: &Space, name: &Name, ordered: bool) -> Result<View> {
         let op = ReadOp { stat: true, attributes: true, ordered, ..ReadOp::default() };
         let (outcome, found) = self.read_object(space, &self.layout.object(name), op).await;
@@ -351,8 +351,8 @@ impl Core {
         }
     }
 
-    /// Lets the worker look for a new pool with the configured name, after the current pool is
-    /// gone.
+    /// Lets the worker look for a new pool with the configured name after the current pool has
+    /// disappeared.
     pub(crate) fn pool_is_gone(self: &Arc<Self>) -> Error {
         self.search_pool();
         Error::Retryable(
@@ -360,7 +360,7 @@ impl Core {
         )
     }
 
-    /// Looks for a pool with the configured name, if the current pool is gone.
+    /// Looks for a pool with the configured name if the current pool has disappeared.
     fn search_pool(self: &Arc<Self>) {
         let old = self.pool();
         if old.cluster.has_pool(old.number) {

@@ -129,7 +129,7 @@ impl Core {
     /// calls are allowed.
     ///
     /// # Errors
-    /// Those of reads, except `Missing`: the object is still unsettled.
+    /// The errors of a read, except `Missing`: the object is still unsettled.
     pub(crate) async fn settle(self: &Arc<Self>, space: &Space, object: &ObjectId) -> Result<()> {
         if !self.objects.is_unsettled(object) {
             return Ok(());

@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-/// The maximum number of pieces of one object: all buckets of 4 MiB. A flush of 16 scattered ranges
-/// adds up to 32 pieces, each of which takes about 8 bytes in the head.
+/// The maximum number of pieces of one object: as many as 4 MiB have buckets. A flush of 16
+/// scattered ranges adds up to 32 pieces, each of which takes about 8 bytes in the head.
 pub(crate) const EXTENTS_MAX: usize = 1024;
 /// The maximum number of blobs of one object. A read of the whole object may have to request each
 /// of them.
@@ -135,7 +135,7 @@ impl Content {
         self.resize(size_bytes);
     }
 
-    /// Joins adjacent pieces, and drops blobs and inline bytes without a piece.
+    /// Joins adjacent pieces, and drops blobs and inline bytes to which no piece refers.
     pub(crate) fn tidy(&mut self) {
         let mut joined: Vec<Extent> = Vec::with_capacity(self.extents.len());
         for extent in self.extents.drain(..) {

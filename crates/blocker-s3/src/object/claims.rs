@@ -45,7 +45,7 @@ impl Core {
         Ok(ClaimReply::new(epoch))
     }
 
-    /// Puts a ghost if there is no head. Returns `None` if there is a head by now.
+    /// Puts a ghost if there is no head. Returns `None` if a head exists by now.
     pub(crate) async fn introduce(&self, object: &ObjectId) -> Result<Option<Seen>> {
         self.requests.stats.introduced.increment();
         self.name_namespace(&object.namespace).await?;

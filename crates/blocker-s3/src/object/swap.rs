@@ -46,7 +46,7 @@ impl Core {
     /// applied to the object are shut out.
     ///
     /// # Errors
-    /// Any error of a read except `Missing`.
+    /// Any error of a read, except `Missing`.
     pub(crate) async fn look(&self, object: &ObjectId) -> Result<Option<Seen>> {
         let path = self.layout.head(object);
         for _ in 0..SETTLES {
@@ -167,7 +167,7 @@ impl Core {
 /// The approximate memory use of a remembered head, in addition to its names and its content. The
 /// head is in a map, whose capacity may be twice the number of its entries.
 const HEAD_BYTES: usize = 600;
-/// The maximum number of objects remembered as unsettled.
+/// The maximum number of objects that are remembered as unsettled.
 const UNSETTLED_MAX: usize = 16 * 1024;
 
 /// A head and its ETag.
@@ -178,7 +178,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Returns the approximate memory use of this head, when it is remembered under its object's
+    /// Returns the approximate memory use of this head while it is remembered under its object's
     /// name.
     fn bytes(&self, object: &ObjectId) -> usize {
         let content = &self.head.content;
@@ -207,16 +207,17 @@ type Lock = Arc<tokio::sync::Mutex<()>>;
 
 /// Locks that serialise the changes of one object by callers of one store.
 ///
-/// Without them all callers would put their heads concurrently, one would win, and all others would
-/// start over: the more callers and the slower the server, the longer until the last one succeeds.
-/// The server decides, not the locks; so a caller that has waited long continues without the lock,
-/// and a holder that is not polled blocks no other call.
+/// Without these locks, all callers would put their heads concurrently, one would win, and all
+/// others would start over: the more callers there are, and the slower the server is, the longer
+/// the last one would wait. The server decides, not the locks. Therefore a caller that has waited
+/// long continues without the lock, and a holder that is not polled blocks no other call.
 #[derive(Default)]
 pub(crate) struct ObjectLocks {
     objects: parking_lot::Mutex<HashMap<ObjectId, Lock>>,
 }
 
-/// A held lock, or the mark of a caller that continues without the lock. Released when dropped.
+/// A held lock, or the mark of a caller that continues without the lock. Dropping this value
+/// releases the lock.
 pub(crate) struct ObjectLock<'a> {
     locks: &'a ObjectLocks,
     object: &'a ObjectId,

@@ -25,12 +25,12 @@ pub(crate) struct Concurrency {
 struct State {
     /// The current limit.
     now: usize,
-    /// The number of permits in use that are destroyed when they are returned.
+    /// The number of permits in use that will be destroyed when they are returned.
     owed: usize,
-    /// The number of requests answered since the limit last changed.
+    /// The number of responses since the limit last changed.
     answered: usize,
     halved_at: Option<Timestamp>,
-    /// The time at which the server last asked to slow down.
+    /// The time at which the server last requested a lower rate.
     asked_at: Option<Timestamp>,
 }
 
@@ -74,7 +74,7 @@ impl Concurrency {
         self.permits.available_permits() >= self.now().div_ceil(2)
     }
 
-    /// Records that the server has asked to slow down.
+    /// Records that the server has requested a lower rate.
     pub(crate) fn slow_down(&self, now: Timestamp) {
         let mut state = self.state.lock();
         state.asked_at = Some(now);
@@ -87,12 +87,12 @@ impl Concurrency {
         state.owed += fewer - self.permits.forget_permits(fewer);
     }
 
-    /// Returns whether the server has just asked to slow down.
+    /// Returns whether the server has requested a lower rate recently.
     pub(crate) fn is_asked_for_fewer(&self, now: Timestamp) -> bool {
         self.state.lock().asked_at.is_some_and(|last| now.since(last) < HALVE_EVERY)
     }
 
-    /// Records that the server has answered a request.
+    /// Records that the server has responded to a request.
     pub(crate) fn answered(&self) {
         let mut state = self.state.lock();
         if state.now == self.max {

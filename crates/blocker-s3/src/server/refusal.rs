@@ -69,7 +69,7 @@ impl Refusal {
         Some(Self { status, code, message })
     }
 
-    /// Returns whether the server asks to slow down (429 or 503 `SlowDown`).
+    /// Returns whether the server requests a lower rate (429 or 503 `SlowDown`).
     pub(crate) fn is_slow_down(error: &object_store::Error) -> bool {
         let object_store::Error::Generic { .. } = error else { return false };
         Self::parse(&error.to_string()).is_some_and(|refusal| matches!(refusal.status, 429 | 503))
@@ -86,8 +86,8 @@ impl Refusal {
     }
 
     /// Returns whether the server cannot store a file for the key. A server also responds this way
-    /// if a directory was removed with its last file just as another file was put there, so a retry
-    /// may succeed.
+    /// if a directory was removed with its last file while another file was being put there, so a
+    /// retry may succeed.
     pub(crate) fn is_no_place(&self) -> bool {
         self.status == 409 && NO_PLACE.contains(&self.code.as_str())
     }

@@ -36,7 +36,7 @@ use crate::random;
 
 /// The first delay before a retry.
 const DELAY: Duration = Duration::from_millis(50);
-/// The first delay if the server asks to slow down.
+/// The first delay after the server has requested a lower rate.
 const SLOW_DOWN_DELAY: Duration = Duration::from_millis(400);
 /// The maximum delay.
 const DELAY_MAX: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ const TOO_MANY: &str = "the server sends more bytes than were asked for";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
 
-/// A request that keeps its own answer, so that the code that sends requests is compiled once for
-/// all kinds of answers.
+/// A request that keeps its own response, so that the code that sends requests is compiled once for
+/// all kinds of responses.
 type AnyRequest<'a> = dyn FnMut(Arc<dyn ObjectStore>) -> Work<()> + Send + 'a;
 
 /// The executor of requests.
@@ -199,7 +199,7 @@ pub(crate) enum Got {
 /// The reason why an attempt failed.
 enum Failure {
     Answer(object_store::Error),
-    /// A refusal, which the same request would get again. Nothing was changed.
+    /// A refusal, which a retry would also get. Nothing was changed.
     Refusal(Refusal),
     Timeout,
 }
@@ -226,7 +226,7 @@ impl Requests {
         Self { store, pages, spawn, clock, limits, concurrency, bare_etags, stats, removals }
     }
 
-    /// Makes attempts until one is answered, or until the limit is reached.
+    /// Makes attempts until one gets a response, or until the limit is reached.
     async fn repeat<T: Send + 'static>(
         &self,
         request: impl FnMut(Arc<dyn ObjectStore>) -> Work<T> + Send,
@@ -234,7 +234,7 @@ impl Requests {
         self.send(self.limits.retries, request).await
     }
 
-    /// Makes an attempt, and up to `retries` more until one is answered.
+    /// Makes an attempt, and up to `retries` more, until one gets a response.
     async fn send<T: Send + 'static>(
         &self,
         retries: u32,
@@ -327,7 +327,7 @@ impl Requests {
         }
     }
 
-    /// Waits before a retry, longer if the server has just asked to slow down.
+    /// Waits before a retry, and longer if the server has requested a lower rate recently.
     pub(crate) async fn delay(&self, retry: u32) {
         let is_asked = self.concurrency.is_asked_for_fewer(self.clock.now());
         self.delay_from(if is_asked { SLOW_DOWN_DELAY } else { DELAY }, retry).await;
@@ -341,7 +341,7 @@ impl Requests {
     /// Returns a small object, unless its ETag is `known`.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`]. `Corrupt` if the object is larger than
+    /// If the request fails (see [`Self::error`]). `Corrupt` if the object is larger than
     /// `bytes_max`.
     pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
@@ -607,7 +607,7 @@ fn too_short(path: &Path) -> Error {
 /// Returns the bytes of a stream in one buffer, without a copy if they arrive in one buffer.
 ///
 /// # Errors
-/// The stream's errors; also an error if there are more than `bytes_max` bytes, because a server
+/// The stream's errors. Also an error if there are more than `bytes_max` bytes, because a server
 /// may send more than it announces.
 async fn collect(
     mut stream: futures_util::stream::BoxStream<'static, object_store::Result<Bytes>>,
@@ -633,8 +633,8 @@ async fn collect(
 // ---- background removals
 
 impl Requests {
-    /// Removes objects that no head names, in the background. If there are no free requests for an
-    /// object, it is left to a sweep.
+    /// Removes objects that no head names, in the background. If no request is free for an object,
+    /// the object is left to a sweep.
     pub(crate) async fn remove_later(self: &Arc<Self>, paths: Vec<Path>) {
         match &self.spawn {
             Spawn::Inline => {

@@ -79,9 +79,9 @@ const TRIES: u32 = 200;
 /// The record of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Claim {
-    /// 0 if nothing was claimed.
+    /// The claimed epoch; 0 if nothing was claimed.
     pub epoch: u64,
-    /// `None` if unknown, which counts as another writer.
+    /// The writer; `None` if unknown, which counts as another writer.
     pub writer: Option<WriterId>,
     /// Whether the record shows that the claim has succeeded.
     pub is_held: bool,
@@ -174,7 +174,7 @@ pub trait Claims: Sync {
     fn record(&self, place: Place<'_>) -> impl Future<Output = Result<Record>> + Send;
 
     /// Replaces the scope's claim by the one that `decide` returns for it, if the claim is
-    /// unchanged; otherwise asks `decide` again. `None` keeps the claim. Returns whether a claim
+    /// unchanged; otherwise calls `decide` again. `None` keeps the claim. Returns whether a claim
     /// may have been put.
     fn update_claim(
         &self,
@@ -230,7 +230,7 @@ pub trait Claims: Sync {
     }
 
     /// Records a claim with an object if the object is unchanged since it was found, and raises its
-    /// fence to `fence`, if given. An object without a fence is introduced; if the epoch of its
+    /// fence to `fence`, if given. An object without a fence is introduced. If the epoch of its
     /// scopes is higher, the claim is refused with that epoch.
     fn put_claim(
         &self,
@@ -264,7 +264,7 @@ fn after_raise(raised: bool) -> impl Fn(Error) -> Error {
 /// error names the epoch in force.
 ///
 /// # Errors
-/// `Fenced`, `Invalid`, and those of the store.
+/// `Fenced`, `Invalid`, and the errors of the store.
 pub async fn claim<S: Claims>(store: &S, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
     if epoch == Epoch(0) {
         return match epoch_in_force(store, scope).await? {
@@ -358,7 +358,7 @@ async fn record_claim<S: Claims>(
     Ok(is_put && has_risen)
 }
 
-/// Claims an object itself: raises its fence, creating a ghost if necessary.
+/// Claims an object itself: raises its fence, and creates a ghost if necessary.
 async fn claim_object<S: Claims>(
     store: &S,
     scope: &Scope,
@@ -401,7 +401,7 @@ async fn claim_object<S: Claims>(
     Err(Error::Retryable("too many concurrent changes to this object".into()))
 }
 
-/// Announces a claim that is *asked for*, and checks that it can become *held*.
+/// Announces a claim that is *asked for*, and checks that the claim can become *held*.
 async fn hold<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId), is_held: bool) -> Result<()> {
     announce(store, scope, claim.0).await?;
     let above = look_above(store, scope, claim, is_held).await?;
@@ -417,7 +417,7 @@ struct Above {
     is_held: bool,
 }
 
-/// Looks at the scopes wider than `scope`. Refuses the claim if one of them has a newer epoch, or
+/// Examines the scopes wider than `scope`. Refuses the claim if one of them has a newer epoch, or
 /// if another writer has claimed this epoch there and the claimant does not already hold it.
 async fn look_above<S: Claims>(
     store: &S,
@@ -441,7 +441,7 @@ async fn look_above<S: Claims>(
     Ok(Above { in_force, is_held })
 }
 
-/// Looks at all other scopes that overlap `scope`: narrower ones; the objects beside a domain, or
+/// Examines all other scopes that overlap `scope`: narrower ones; the objects beside a domain, or
 /// the domains beside an object. Refuses the claim if another writer has claimed the epoch in one
 /// of them.
 async fn look_beside<S: Claims>(store: &S, scope: &Scope, claim: (u64, WriterId)) -> Result<()> {

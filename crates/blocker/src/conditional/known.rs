@@ -21,8 +21,8 @@ pub struct Known<S, B> {
     unsettled_max: usize,
 }
 
-/// When the young generation is full, it replaces the old generation, whose states are forgotten
-/// unless they were used meanwhile.
+/// When the young generation is full, it replaces the old generation. The states of the old
+/// generation are forgotten unless they were used in the meantime.
 struct Generations<S> {
     young: HashMap<ObjectId, S>,
     young_weight: usize,

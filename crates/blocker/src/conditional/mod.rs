@@ -30,7 +30,7 @@ pub struct Seen {
     pub stamp: Option<Stamp>,
     /// The epoch below which no change is applied; `None` if not yet known.
     pub fence: Option<u64>,
-    /// The fence of the change's order domain, which is `None` if not yet known.
+    /// The fence of the change's order domain; `None` if not yet known.
     pub domain_fence: Option<u64>,
 }
 
@@ -52,8 +52,8 @@ pub fn check(change: &Change, object_bytes_max: u64) -> Result<()> {
 /// `scopes`.
 ///
 /// # Errors
-/// Those of [`admission::admit`]; `Missing` if there is no object and the change does not create
-/// one.
+/// The errors of [`admission::admit`]; `Missing` if there is no object and the change does not
+/// create one.
 pub fn admit(change: &Change, terms: &ChangeTerms, seen: Seen, scopes: Scopes) -> Result<()> {
     let domain = terms.domain.map_or(0, |_| seen.domain_fence.unwrap_or(scopes.domain));
     let claimed = seen.fence.unwrap_or(scopes.whole).max(domain);
@@ -83,7 +83,7 @@ pub fn stored(change: &Change, version: Version, size_bytes: u64) -> ChangeReply
 /// returned unchanged.
 ///
 /// # Errors
-/// Those of `read`; `TooLarge`.
+/// The errors of `read`; `TooLarge`.
 pub async fn copied<F>(
     (from, from_condition): (&ObjectId, Condition),
     (to, mut terms): (&ObjectId, ChangeTerms),
@@ -107,8 +107,7 @@ where
     Ok((Change::WriteFull { data }, terms))
 }
 
-/// The progress of a call, for the code that may stop waiting for the call. Clones share the
-/// progress.
+/// The progress of a call, for code that may stop waiting for the call. Clones share the progress.
 #[derive(Clone, Default, Debug)]
 pub struct Progress(Arc<Shared>);
 
@@ -130,7 +129,7 @@ impl Progress {
         self.0.has_begun.store(has_begun, Ordering::Release);
     }
 
-    /// Counts one of many objects as done.
+    /// Counts one more of the call's objects as done.
     pub fn step(&self) {
         self.0.steps.fetch_add(1, Ordering::Relaxed);
     }

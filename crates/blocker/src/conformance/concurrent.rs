@@ -15,7 +15,7 @@ use crate::{
 
 const WRITERS: u8 = 3;
 
-/// State shared by callers on other threads: the backend, and the timeout of its answers.
+/// State shared by callers on other threads: the backend, and the timeout of its replies.
 type Shared = (Arc<dyn Blocker>, Duration);
 
 /// Runs `work` on `threads` threads. Returns the first failure.
@@ -28,7 +28,7 @@ fn on_threads(count: u8, work: impl Fn(u8) -> Check + Sync) -> Check {
     })
 }
 
-/// Like [`Cx::wait`], from a thread that has no context.
+/// Makes a call as [`Cx::wait`] does, from a thread that has no context.
 macro_rules! call {
     ($cx:expr, $call:expr) => {
         loop {

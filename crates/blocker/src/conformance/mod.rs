@@ -37,8 +37,8 @@ use context::{Check, Cx, Stop};
 
 /// The blocker under test, its clock, and a way to cut its power.
 pub trait Harness {
-    /// Returns the blocker under test. Called once for each case; may return the same one or a
-    /// fresh one.
+    /// Returns the blocker under test. The suite calls this once for each case; it may return the
+    /// same blocker or a fresh one.
     fn backend(&self) -> Arc<dyn Blocker>;
 
     /// Returns the clock of the blocker's deadlines.

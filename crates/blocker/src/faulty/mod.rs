@@ -113,7 +113,7 @@ impl Faulty {
     /// call may be in progress.
     ///
     /// # Errors
-    /// Those of the blocker below, while surviving changes are applied there.
+    /// The errors of the blocker below, while surviving changes are applied there.
     pub fn restart(&self) -> Result<()> {
         let rng = {
             let mut state = self.shared.state.lock();
@@ -353,7 +353,7 @@ pub struct FaultPlan {
     /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders
     /// them.
     pub volatile: bool,
-    /// A flush answers *stored* without storing, like a broken disk that crash tests must detect.
+    /// A flush replies *stored* without storing, like a broken disk, which crash tests must detect.
     pub flush_lies: bool,
     /// The number of the call that crashes the backend, counted from 1.
     pub crash_at_step: Option<u64>,

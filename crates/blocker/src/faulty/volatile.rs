@@ -32,7 +32,7 @@ pub(super) struct Volatile(Arc<Shared>);
 struct Shared {
     inner: Arc<dyn Blocker>,
     front: Memory,
-    /// Held during each operation, so that the log has the order of the changes.
+    /// The lock that each operation holds, so that the log has the order of the changes.
     exclusive: AsyncLock,
     records: Mutex<Records>,
     flush_lies: bool,
@@ -48,9 +48,9 @@ struct Records {
     tombstones: HashMap<ObjectId, Stamp>,
 }
 
-/// Returns a change that was made in the live state, ready to be applied below: without conditions,
-/// durability and deadline, which have been checked or belong to the flush, and a comparison or
-/// copy as a write of its bytes.
+/// Returns a change that was made in the live state, ready to be applied below. It has no
+/// conditions, durability or deadline, which have been checked or belong to the flush; a comparison
+/// or copy has become a write of its bytes.
 fn logged(mut request: ChangeRequest, reply: &ChangeReply, front: &Memory) -> Result<ChangeRequest> {
     request.change = match request.change {
         Change::CompareAndWrite { offset, data, .. } => Change::Write { offset, data },
@@ -151,7 +151,7 @@ impl Blocker for Volatile {
 }
 
 impl Shared {
-    /// Copies the live state of `object` from below, unless that has been done.
+    /// Copies the live state of `object` from below, unless this has been done.
     async fn take_over(&self, object: &ObjectId) -> Result<()> {
         if self.records.lock().taken_over.contains(object) {
             return Ok(());
@@ -211,7 +211,7 @@ impl Shared {
         self.front.list(request).await
     }
 
-    /// Makes a change in the live state and records it.
+    /// Makes a change in the live state, and records the change.
     async fn change(&self, request: ChangeRequest) -> Result<ChangeReply> {
         if let Change::Copy { from, .. } = &request.change {
             self.take_over(from).await?;

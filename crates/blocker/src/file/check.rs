@@ -39,15 +39,15 @@ use crate::file::directory::DirectoryLock;
 use crate::file::twice::{Superblock, decode_claims, encode_claims};
 use crate::{Epoch, Error, Name, Namespace, ObjectId, Result, Scope};
 
-/// The distance by which a reconstructed count of starts exceeds the highest known one: unstored
-/// versions that were given since then must not be given again.
+/// The distance by which a reconstructed count of starts exceeds the highest known count: unstored
+/// versions that were assigned since then must not be assigned again.
 const MADE_UP_STARTS: u64 = 4096;
 
 /// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// The content is not what the store has written.
+    /// The content is not the one that the store has written.
     Damage,
     /// The remains of a crash, or a file that does not belong to the store.
     Note,
@@ -86,8 +86,8 @@ pub struct CheckReport {
 }
 
 /// Checks the store in `dir`, and with `repair` repairs it; `each` receives every finding, after
-/// its repair if there is one. The store must not be open, and cannot be opened meanwhile. Without
-/// `repair` the directory is only read.
+/// its repair if there is one. No process may have the store open, nor can open it during the
+/// check. Without `repair` the directory is only read.
 ///
 /// # Errors
 /// `Denied` if a process has the store open or the directory is not a store; `Unsupported` if
@@ -196,7 +196,7 @@ impl<'a> Check<'a> {
     /// Reports a file that could not be read.
     ///
     /// # Errors
-    /// During a repair, which then ends.
+    /// Fails during a repair, which then ends.
     fn unread(&mut self, path: &Path, error: &io::Error) -> Result<()> {
         if self.repair {
             return Err(Error::from_io(error, &format!("reading {}", path.display())));
@@ -407,7 +407,7 @@ impl<'a> Check<'a> {
         self.disk.sync_dir(path.parent().unwrap_or(self.root))
     }
 
-    /// Has `put` make an entry of `damaged/`, and stores the entry.
+    /// Lets `put` create an entry of `damaged/`, and stores the entry.
     fn put_aside(&self, put: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let dir = self.root.join("damaged");
         self.disk.make_dir(&dir)?;
@@ -482,7 +482,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Keeps a copy of a file that is about to be replaced. Anything other than a regular file is
+    /// Keeps a copy of a file that is about to be replaced. An entry that is not a regular file is
     /// moved.
     fn keep_copy(&self, path: &Path, kept: &Path) -> io::Result<()> {
         match found(self.disk.open(path, Open::Read))? {

@@ -14,10 +14,10 @@ use rustix::io::Errno;
 use crate::file::disk::Kind;
 use crate::{Error, Result};
 
-/// Opens a regular file, and refuses anything else. Never waits for a FIFO, and follows no link.
+/// Opens a regular file, and refuses any other kind. Never waits for a FIFO, and follows no link.
 ///
 /// # Errors
-/// `InvalidInput`, without a system error code, for anything else; the system's errors.
+/// `InvalidInput`, without a system error code, for any other kind; the system's errors.
 pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
@@ -61,7 +61,7 @@ impl Owner {
         Self(is_given.then(|| (Uid::from_raw(directory.uid()), Gid::from_raw(directory.gid()))))
     }
 
-    /// Gives a file that this process has just created to the owner.
+    /// Makes the directory's owner the owner of a file that this process has just created.
     ///
     /// # Errors
     /// The system's errors.
@@ -82,8 +82,8 @@ impl Owner {
 /// The file with the ID of the process that has the store open, for operators.
 const HOLDER: &str = "lock";
 
-/// The exclusive lock of the directory itself, because a file could be removed. The lock ends when
-/// it is dropped, or when the process ends for any reason.
+/// The exclusive lock of the directory itself, because a lock file could be removed. The lock ends
+/// when it is dropped, or when the process ends for any reason.
 ///
 /// Closing the directory would not release the lock: it belongs to the open file description, which
 /// a child that another thread has just forked also holds until it executes its program.
@@ -93,8 +93,8 @@ impl DirectoryLock {
     /// Locks a directory; readers share the lock.
     ///
     /// # Errors
-    /// `Denied` while another process holds it, with that process's id; `Unsupported` if the file
-    /// system does not support such locks; the disk's errors.
+    /// `Denied` while another process holds the lock, with that process's ID; `Unsupported` if the
+    /// file system does not support such locks; the disk's errors.
     pub(super) fn take(dir: &Path, access: Access) -> Result<Self> {
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
         let file = File::open(dir).map_err(failed)?;

@@ -29,7 +29,7 @@ pub(super) enum Open {
 pub(super) enum Kind {
     File,
     Dir,
-    /// Any other kind, as a noun.
+    /// An entry of any other kind, which the text names.
     Other(&'static str),
 }
 
@@ -54,20 +54,20 @@ impl fmt::Display for Kind {
 #[error("it is {0}, not a regular file")]
 struct NotRegular(Kind);
 
-/// The result of looking up a name. After a system error it is unknown whether anything exists
+/// The result of looking up a name. After a system error it is unknown whether an entry exists
 /// under the name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found<T> {
     File(T),
     Absent,
-    /// Not a regular file.
+    /// An entry that is not a regular file.
     Foreign(Kind),
 }
 
 /// Converts the result of opening a file.
 ///
 /// # Errors
-/// The system's error if it is unknown what exists.
+/// The system's error if it is unknown whether the file exists.
 pub(super) fn found<T>(opened: io::Result<T>) -> io::Result<Found<T>> {
     opened.map(Found::File).or_else(|error| {
         let foreign = error.get_ref().and_then(|error| error.downcast_ref::<NotRegular>());
@@ -100,9 +100,9 @@ pub(super) trait Disk: Send + Sync {
     /// Reads the first bytes of a file, up to the buffer's length. Returns their number, and the
     /// file's length.
     fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<(usize, u64)>;
-    /// Makes all files and directories on the disk durable at once. Returns false if that cannot be
-    /// trusted, so that each file must be synced by itself. An error may concern any file; each
-    /// file still reports its own error at its own sync.
+    /// Makes all files and directories on the disk durable together. Returns false if this cannot
+    /// be trusted, so that each file must be synced individually. An error may concern any file;
+    /// each file still reports its own error at its own sync.
     fn sync_all(&self) -> io::Result<bool>;
 }
 

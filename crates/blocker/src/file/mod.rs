@@ -70,9 +70,10 @@ use store::Store;
 /// The configuration of a file backend.
 #[derive(Clone, Copy, Debug)]
 pub struct FileConfig {
-    /// The largest object. A store opened with a smaller limit keeps its larger objects.
+    /// The maximum size of an object. A store that is opened with a smaller limit keeps its larger
+    /// objects.
     pub object_bytes_max: u64,
-    /// Bypass the page cache (O_DIRECT) for ranges that are aligned to 4 096 bytes.
+    /// Whether to bypass the page cache (O_DIRECT) for ranges that are aligned to 4 096 bytes.
     pub direct: bool,
     /// The number of threads for blocking operations. With 0, all operations run on the caller's
     /// thread, which suits command-line tools.
@@ -138,7 +139,7 @@ impl FileStore {
     /// parents.
     ///
     /// # Errors
-    /// `Denied` if there is a store already, and as [`Self::open_with`].
+    /// `Denied` if the directory already contains a store; the errors of [`Self::open_with`].
     pub fn create(dir: impl AsRef<Path>) -> Result<()> {
         let dir = dir.as_ref();
         if ["superblock", "superblock.copy"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
@@ -151,10 +152,10 @@ impl FileStore {
     /// Opens the store in `dir`.
     ///
     /// # Errors
-    /// `Denied` if there is no store and [`FileConfig::access`] does not create one, if another
-    /// process has it open, if it may not be read or written, or if the directory holds other
-    /// files; `Unsupported` if a newer program wrote it, or the file system has no O_DIRECT;
-    /// `Corrupt`; the disk's errors.
+    /// `Denied` if there is no store and [`FileConfig::access`] does not permit to create one, if
+    /// another process has the store open, if it may not be read or written, or if the directory
+    /// contains other files; `Unsupported` if a newer program wrote the store, or the file system
+    /// has no O_DIRECT; `Corrupt`; the disk's errors.
     pub fn open_with(dir: impl AsRef<Path>, config: FileConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         let dir = dir.as_ref();
         let failed = |error: &std::io::Error| Error::from_io(error, &format!("opening {}", dir.display()));
@@ -201,12 +202,12 @@ impl FileStore {
     }
 
     /// Stores everything and closes the store, so that versions stay as they are. Every later
-    /// operation is `Denied`. Blocks. Dropping a store without closing it is like a crash: this is
-    /// safe, but *cached* changes are stored when the kernel decides, and every object gets a new
-    /// version.
+    /// operation is `Denied`. Blocks. Dropping a store without closing it has the same effect as a
+    /// crash: this is safe, but the kernel decides when *cached* changes are stored, and every
+    /// object gets a new version.
     ///
     /// # Errors
-    /// As a flush; the store is closed nevertheless.
+    /// The errors of a flush. The store is closed nevertheless.
     pub fn close(&self) -> Result<()> {
         self.store.close()
     }

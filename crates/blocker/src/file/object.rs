@@ -46,7 +46,7 @@ pub(super) struct Object {
 /// The header of an object's file.
 #[derive(Clone, Copy)]
 pub(super) struct Header {
-    /// The slot written last, with its version raised to this start's floor.
+    /// The slot written last, with its version raised to the floor of this start.
     slot: Slot,
     /// Whether a later write has failed, perhaps after one of the two copies.
     is_unsure: bool,
@@ -56,7 +56,7 @@ pub(super) struct Header {
 pub(super) struct State {
     /// Whether the object's state has been read from disk.
     pub(super) loaded: bool,
-    /// The file, if there is one; it may be a tombstone's.
+    /// The file, if there is one. It may belong to a tombstone.
     pub(super) file: Option<Arc<dyn DiskFile>>,
     pub(super) alive: bool,
     /// Whether the data begin right behind the header.
@@ -219,7 +219,7 @@ impl Object {
     /// the file rewritten.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported`, by the header; the disk's errors.
+    /// `Corrupt` or `Unsupported`, depending on the header; the disk's errors.
     pub(super) fn load(&self, state: &mut State, disk: &dyn Disk, version_floor: u64) -> Result<bool> {
         if state.loaded {
             return Ok(false);
@@ -269,8 +269,8 @@ impl Object {
         Ok(())
     }
 
-    /// Rewrites the header as it was before a failed change. The caller holds `state`, which
-    /// records whether the rewrite must be repeated: the next change must not be lost with the
+    /// Restores the header that the file had before a failed change. The caller holds `state`,
+    /// which records whether this must be repeated: the next change must not be lost with the
     /// header.
     pub(super) fn restore_slot(&self, state: &mut State, before: Slot) -> io::Result<()> {
         let Some(file) = &state.file else { return Ok(()) };
@@ -297,8 +297,8 @@ impl Object {
         *self.header.lock() = slot.map_or_else(Header::missing, Header::of);
     }
 
-    /// Stores acknowledged changes: first bytes, then the stamp. With `with_version`, stores the
-    /// version as well, which otherwise may wait until the store is closed. The caller syncs the
+    /// Stores acknowledged changes: first the bytes, then the stamp. With `with_version`, also
+    /// stores the version, which otherwise may wait until the store is closed. The caller syncs the
     /// directory entry if necessary.
     ///
     /// # Errors
@@ -328,7 +328,7 @@ impl Object {
     }
 
     /// Returns the object's state for a sync of many objects, or `None` if the object has to be
-    /// synced by itself.
+    /// synced individually.
     pub(super) fn snapshot(&self) -> Option<Snapshot> {
         let state = self.state.read();
         if state.excess || self.check_not_lost().is_err() {

@@ -58,15 +58,15 @@ fn escape(name: &[u8]) -> String {
 /// The meaning of a directory entry.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Entry {
-    /// The last piece of a name; the escaped text so far.
+    /// The last piece of a name, with the escaped text so far.
     Last(String),
-    /// A directory with the rest of longer names; the escaped text so far.
+    /// A directory with the rest of longer names, with the escaped text so far.
     More(String),
 }
 
 /// Returns the meaning of the entry `file_name`, found below the pieces `before`, or `None` if the
-/// store never creates such an entry. Any kind of file under an object's name occupies the object's
-/// place.
+/// store never creates such an entry. Any kind of file under an object's name counts as the
+/// object's file.
 pub(super) fn entry(
     before: &str,
     file_name: &[u8],
@@ -84,7 +84,7 @@ pub(super) fn entry(
         .then(|| Entry::Last(format!("{before}{piece}")))
 }
 
-/// Returns the name with this escaped form, or `None` if there is none.
+/// Returns the name with this escaped form, or `None` if no name has it.
 pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
     let mut parts = escaped.split('%');
     let mut name = parts.next()?.as_bytes().to_vec();

@@ -16,9 +16,9 @@ pub(super) enum Rank {
     Turn,
     /// The claims, held shared by a change from its check to its end, and exclusively by a claim.
     Claims,
-    /// One object's state.
+    /// The state of one object.
     Object,
-    /// One file's header.
+    /// The header of one file.
     Header,
     /// The tables of objects, directories and names, held for a look-up or an insertion, and never
     /// during disk I/O.

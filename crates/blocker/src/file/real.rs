@@ -163,12 +163,12 @@ impl Disk for RealDisk {
 
 struct RealFile {
     buffered: File,
-    /// A second descriptor for aligned ranges. The kernel keeps both coherent unless they access
-    /// one range at the same time, which the object's lock prevents for writes.
+    /// A second descriptor for aligned ranges. The kernel keeps both coherent, unless they access
+    /// one range simultaneously, which the object's lock prevents for writes.
     direct: Option<File>,
     /// The reason why the file is open for reading only.
     denied: Option<Errno>,
-    /// The file system does not support RWF_NOWAIT, or there is no page cache to read from.
+    /// Whether the file system does not support RWF_NOWAIT, or there is no page cache to read from.
     never_at_once: AtomicBool,
 }
 

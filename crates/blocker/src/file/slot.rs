@@ -40,7 +40,7 @@ pub(super) const HEADER_BYTES: u64 = 1024;
 pub(super) const UNPACKED_AT: u64 = 4096;
 /// The largest object that can be packed.
 pub(super) const PACKED_BYTES_MAX: u64 = UNPACKED_AT - HEADER_BYTES;
-/// The distance between the copies, each in a sector of its own.
+/// The distance between the two copies, each of which has its own sector.
 const COPY_STRIDE_BYTES: usize = 512;
 /// The length of a slot without name and size.
 const CORE_BYTES: usize = 44;
@@ -55,7 +55,7 @@ const FLAG_LOST: u8 = 8;
 /// The content of an object's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
-    /// Rises with every slot written.
+    /// A count that rises with every slot written.
     pub(super) count: u64,
     pub(super) version: Version,
     pub(super) stamp: Option<Stamp>,
@@ -63,7 +63,7 @@ pub(super) struct Slot {
     pub(super) tombstone: bool,
     /// The data begin right behind the header.
     pub(super) packed: bool,
-    /// A sync of the file has failed: the readable content may differ from the stored one.
+    /// Whether a sync of the file has failed: the readable content may differ from the stored one.
     pub(super) lost: bool,
     /// The object's size when the slot was written; `None` in a slot of an earlier program.
     pub(super) size_bytes: Option<u64>,

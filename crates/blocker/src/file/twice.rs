@@ -77,8 +77,8 @@ impl<T: PartialEq> Twice<T> {
         self.first.whole().or(self.second.whole())
     }
 
-    /// Returns [`value`](Self::value), or `None` if both files are absent or damaged. `name` is the
-    /// first file's.
+    /// Returns [`value`](Self::value), or `None` if both files are absent or damaged. `name` is
+    /// that of the first file.
     ///
     /// # Errors
     /// If a file that may hold the value could not be read.
@@ -180,7 +180,7 @@ pub(super) fn is_out_of_space(error: &io::Error) -> bool {
 }
 
 fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
-    /// Far more than all claims together can need.
+    /// The maximum size of a small file, far more than all claims together can need.
     const SMALL_BYTES_MAX: u64 = 64 << 20;
     let file = disk.open(path, Open::Read)?;
     let len = file.len()?.min(SMALL_BYTES_MAX);
@@ -189,7 +189,7 @@ fn read_small(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"cachedFS";
 const CLAIMS_MAGIC: &[u8; 8] = b"cachedCL";
-/// Format 1 had headers in another place; such a store is refused.
+/// The format of the store. Format 1 had headers in another place, so such a store is refused.
 const FORMAT: u32 = 2;
 
 /// The store's own record.
@@ -199,7 +199,7 @@ pub(super) struct Superblock {
     pub(super) clean: bool,
     /// The number of times that the store has been opened.
     pub(super) boot: u64,
-    /// No object's version is below this one; raised after a crash.
+    /// The minimum of all versions of objects; it is raised after a crash.
     pub(super) version_floor: u64,
 }
 
@@ -289,7 +289,7 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Checks magic number, checksum and format. Returns the fields behind them.
+/// Checks magic number, checksum and format. Returns the fields after them.
 fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], what: &'static str) -> Result<Input<'a>> {
     let (body, crc) = bytes.split_last_chunk::<4>().ok_or_else(|| damaged(what))?;
     if !body.starts_with(magic) || crc32fast::hash(body) != u32::from_le_bytes(*crc) {

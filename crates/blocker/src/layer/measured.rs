@@ -14,7 +14,7 @@ use crate::{
     Reply, Result, Timestamp,
 };
 
-/// Measures every operation of the blocker below; changes nothing.
+/// Measures every operation of the blocker below, and changes nothing.
 ///
 /// The cost of an operation is two readings of the clock and three additions. An operation whose
 /// reply is dropped is not counted.
@@ -110,7 +110,7 @@ impl Measurements {
         }
     }
 
-    /// Returns the time since the last response, whether or not there were requests meanwhile.
+    /// Returns the time since the last response, whether or not there were requests in between.
     #[must_use]
     pub fn since_answer(&self) -> Duration {
         self.clock.now().since(Timestamp(self.answered_at.load(Ordering::Relaxed)))
@@ -249,7 +249,7 @@ mod tests {
     use crate::name::ObjectId;
     use parking_lot::Mutex;
 
-    /// A store whose answers to `info` a test sets in advance; each takes one second.
+    /// A store whose replies to `info` a test sets in advance; each takes one second.
     struct Scripted {
         clock: Arc<ManualClock>,
         answers: Mutex<Vec<Error>>,

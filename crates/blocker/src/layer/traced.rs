@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Begins a span for every traced operation of the blocker below, with the object, the number of
-/// bytes, and whether the answer was ready at once. Operations without a
+/// bytes, and whether the reply was ready immediately. Operations without a
 /// [context](crate::Call::trace) pass through.
 pub struct Traced {
     below: Arc<dyn Blocker>,
@@ -61,8 +61,8 @@ fn ended_by<T: Send + 'static>(mut span: Span, reply: Reply<T>) -> Reply<T> {
     reply.then(move |answer| answer.inspect_err(|error| note_error(&mut span, error)))
 }
 
-/// Records in a span the object that is changed and the number of bytes; for a copy, the source and
-/// the target.
+/// Records in a span the changed object and the number of bytes; for a copy, the source and the
+/// target.
 fn describe(span: &mut Span, request: &ChangeRequest) {
     let object = request.object.to_string();
     let bytes = match &request.change {

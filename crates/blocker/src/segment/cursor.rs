@@ -6,7 +6,7 @@ use bytes::Buf;
 
 use crate::Segments;
 
-/// The unread bytes of a payload, whose memory stays until this is dropped.
+/// The unread bytes of a payload, whose memory is kept until this value is dropped.
 ///
 /// ```
 /// use blocker::{Segment, Segments, SegmentsBuf};
@@ -21,7 +21,7 @@ use crate::Segments;
 #[derive(Debug)]
 pub struct SegmentsBuf {
     segments: Segments,
-    /// The index of the first unfinished segment, and the number of its bytes that are done.
+    /// The index of the first unfinished segment, and the number of its bytes that have been read.
     at: (usize, usize),
     left: usize,
 }

@@ -59,9 +59,9 @@ pub trait ReceiveBuffer: Send {
 /// A source of memory for arriving payloads: a cache that keeps payloads in its own buckets, so that
 /// bytes go from a server's socket directly into their bucket.
 ///
-/// Returns memory for a payload of this length that is to be written at this offset of an object,
-/// or `None` if none is free; then the server receives the payload into other memory. Does not
-/// block. The write itself may still be refused later.
+/// Returns memory for a payload of this length that is to be written at this offset of an object.
+/// Returns `None` if no memory is free; then the server receives the payload into other memory.
+/// Does not block. The write itself may still be refused later.
 pub type ReceiveBuffers = Arc<dyn Fn(&ObjectId, u64, usize) -> Option<Box<dyn ReceiveBuffer>> + Send + Sync>;
 
 /// One contiguous sequence of bytes, owned and reference-counted.
@@ -267,7 +267,7 @@ impl Segments {
         }
     }
 
-    /// Appends another payload.
+    /// Appends the segments of another payload.
     pub fn append(&mut self, other: Self) {
         match other.0 {
             List::Empty => (),
@@ -307,7 +307,7 @@ impl Segments {
         }
     }
 
-    /// Returns whether there are no bytes.
+    /// Returns whether the payload has no bytes.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {

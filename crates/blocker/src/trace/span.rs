@@ -173,7 +173,7 @@ impl fmt::Debug for Tracer {
     }
 }
 
-/// A span in progress. Dropping it ends it.
+/// A span in progress. Dropping the span ends it.
 pub struct Span {
     /// `None` after the span has ended.
     open: Option<Box<Open>>,

@@ -37,8 +37,8 @@ pub(super) fn slow(call: &Call<'_>) -> Result<(), Failure> {
     call.output.write(slow_text(&document), &document)
 }
 
-/// Returns a string that the server has from its clients, without control characters and not too
-/// long.
+/// Returns a string that the server has received from its clients, without control characters, and
+/// cut if it is long.
 fn text(value: &Value) -> String {
     let text = value.as_str().unwrap_or("–");
     match text.char_indices().nth(NAME_LETTERS) {

@@ -36,7 +36,7 @@ pub(crate) struct Export {
 #[derive(Default)]
 struct Saved {
     records: u64,
-    /// The ranges that come from the journal: for each, its start and its end.
+    /// The ranges that come from the journal, each with its start and its end.
     ranges: BTreeMap<u64, u64>,
     /// Whether no part of the object is older than the journal.
     is_whole: bool,

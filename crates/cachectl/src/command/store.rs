@@ -172,7 +172,7 @@ impl Sweep {
     }
 }
 
-/// The maximum number of latencies that are kept; later ones are ignored.
+/// The maximum number of latencies that are kept; further ones are ignored.
 const SAMPLES_MAX: usize = 4 << 20;
 
 #[derive(Args)]

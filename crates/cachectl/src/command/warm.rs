@@ -21,14 +21,14 @@ use crate::command::volume::{Source, shown_size};
 use crate::command::{Context, size, within};
 use crate::output::{About, Failure, Interrupt, Progress};
 
-/// The maximum length of a read: long enough to keep a store busy, short enough for the bounds of
-/// a server's sessions.
+/// The maximum length of a read. It is long enough to keep a store busy, and short enough for the
+/// limits of a server's sessions.
 const STEP_BYTES: u64 = 1 << 20;
 
 /// The number of failed reads after which the command gives up.
 const FAILURES_MAX: u64 = 100;
 
-/// The time whose unused bytes may be read later, in addition to those of that time.
+/// The time span whose unused bytes may be read later, in addition to the bytes of that later time.
 const UNUSED_MAX: Duration = Duration::from_secs(1);
 
 /// The interval at which a waiting command looks for a signal.
@@ -234,7 +234,7 @@ impl Queue<'_> {
     }
 }
 
-/// What was read so far.
+/// The results so far.
 #[derive(Default)]
 struct Done {
     objects: u64,

@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Store {
-    /// Makes a change: admits the change under the claims, changes the object, and stores the
-    /// change before the reply if the request asks for it.
+    /// Makes a change: admits it under the claims, changes the object, and stores the change before
+    /// the reply if the request asks for this.
     pub(in crate::file) fn change(&self, request: &ChangeRequest) -> Result<ChangeReply> {
         let ChangeRequest { object: id, change, terms, .. } = request;
         check(change, self.config.object_bytes_max)?;
@@ -176,8 +176,8 @@ impl Store {
         Ok((Version(0), 0))
     }
 
-    /// Gives an object a new file of `size` bytes, all or nothing. `fill` writes the data from the
-    /// given offset on.
+    /// Gives an object a new file of `size` bytes, completely or not at all. `fill` writes the data
+    /// from the given offset on.
     pub(super) fn replace(
         &self,
         object: &Object,
@@ -216,8 +216,8 @@ impl Store {
         Ok(())
     }
 
-    /// Rewrites the file of an object that has lost data, with its currently readable content: that
-    /// is what the store serves, and no sync of the old file would make it stored.
+    /// Rewrites the file of an object that has lost data, with its currently readable content. The
+    /// store serves this content, and no sync of the old file would make it stored.
     pub(super) fn renew(&self, object: &Object, state: &mut State) -> Result<()> {
         let Some(old) = state.file.clone() else { return Ok(()) };
         let (version, stamp, packed) = (state.version, state.stamp, state.packed);
@@ -236,7 +236,7 @@ impl Store {
     }
 
     /// Replaces an object's file by a new one, with `slot` as its header and data written by
-    /// `fill`, which is given the offset of the data. With `sync` the new file is stored before the
+    /// `fill`, which gets the offset of the data. With `sync`, the new file is stored before the
     /// rename.
     fn put_file(
         &self,
@@ -284,8 +284,9 @@ impl Store {
         Ok(())
     }
 
-    /// Returns whether the file with this header has replaced the object's file although the rename
-    /// reported a failure: otherwise later writes could go to a file without a name.
+    /// Returns whether the file with this header has replaced the object's file, although the
+    /// rename reported a failure. Without this check, later writes could go to a file without a
+    /// name.
     fn is_in_place(&self, object: &Object, slot: &Slot) -> bool {
         let mut header = [0; HEADER_BYTES as usize];
         let head = self.disk.head(&object.path, &mut header);

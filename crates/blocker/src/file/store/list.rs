@@ -220,12 +220,12 @@ pub(super) struct Names {
     last_id: u64,
 }
 
-/// The names of one namespace from `first` to `last`, both included.
+/// The names of one namespace from `first` to `last`, inclusive.
 struct Window {
     id: u64,
     namespace: Namespace,
     first: Vec<u8>,
-    /// `None`: up to the last name of the namespace.
+    /// The last name, or `None` if the window ends with the last name of the namespace.
     last: Option<Vec<u8>>,
     names: Sorted,
     /// Whether a walk has completed the window.
@@ -242,7 +242,7 @@ pub(super) struct Sorted {
 /// A page from a window.
 pub(super) struct FoundNames {
     pub(super) names: Vec<Box<[u8]>>,
-    /// The name at which the next page begins; `None` if there are no more.
+    /// The name at which the next page begins; `None` if there is no next page.
     pub(super) next: Option<Vec<u8>>,
 }
 
@@ -323,8 +323,8 @@ impl Names {
         Some(FoundNames { names, next })
     }
 
-    /// Begins a window, which a later walk fills; names created meanwhile are added at once.
-    /// Returns the window's number.
+    /// Begins a window, which a later walk fills; names created in the meantime are added
+    /// immediately. Returns the window's number.
     pub(super) fn begin(&mut self, namespace: &Namespace, first: Vec<u8>) -> u64 {
         self.last_id += 1;
         self.windows.retain(|window| !window.is_filled || !window.covers(namespace, &first));
@@ -355,7 +355,7 @@ impl Names {
         self.windows.retain(|window| !window.is_filled || window.namespace != *namespace);
     }
 
-    /// Adds the names that the walk has found; `is_whole` if the walk has left out none.
+    /// Adds the names that the walk has found; `is_whole` if the walk has omitted none.
     pub(super) fn fill(&mut self, id: u64, found: Sorted, is_whole: bool) {
         let Some(window) = self.windows.iter_mut().find(|window| window.id == id) else { return };
         if !is_whole {

@@ -26,7 +26,7 @@ impl Store {
     /// allows that. The caller holds the directory's lock.
     ///
     /// # Errors
-    /// `Denied` if the directory does not hold a store, `Unsupported` if another version of this
+    /// `Denied` if the directory does not contain a store, `Unsupported` if another version of this
     /// program wrote it, `Corrupt`; the disk's errors.
     pub(in crate::file) fn open(root: &Path, config: FileConfig, disk: Arc<dyn Disk>) -> Result<Self> {
         let failed = |error: io::Error| Error::from_io(&error, &format!("opening {}", root.display()));
@@ -125,7 +125,7 @@ impl Store {
         self.disk.sync_dir(&self.root)
     }
 
-    /// Stores all existing data after a start that follows a crash: an earlier process may have
+    /// Stores all existing data after a start that follows a crash. An earlier process may have
     /// changed files and directories without syncing them, and this process's syncs cover only its
     /// own changes.
     fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
@@ -171,10 +171,10 @@ impl Store {
         replace(&*self.disk, &self.root, name, content, &mut || self.temporary())
     }
 
-    /// Stores everything and marks the store as closed. No operation works afterwards.
+    /// Stores everything, and marks the store as closed. No operation works afterwards.
     ///
     /// # Errors
-    /// As a flush; the store is closed nevertheless, as after a crash.
+    /// The errors of a flush. The store is closed nevertheless, as after a crash.
     pub(in crate::file) fn close(&self) -> Result<()> {
         {
             // Every change holds the claims from its check to its end: with the exclusive lock, no
@@ -209,7 +209,7 @@ fn lost(root: &Path, name: &str) -> Error {
     Error::Corrupt(text.into())
 }
 
-/// Checks that a directory without a superblock is empty, except for remains of an interrupted
+/// Checks that a directory without a superblock is empty, except for the remains of an interrupted
 /// first start.
 fn check_is_empty(disk: &dyn Disk, root: &Path) -> io::Result<Result<()>> {
     let mut foreign = None;

@@ -65,8 +65,8 @@ impl Store {
     }
 
     /// Stores objects, and every directory, by syncs of the whole file system: one for the data,
-    /// then one for the headers. Returns whether that is possible here. Concurrent changes
-    /// continue, and are not stored. The caller holds the turn.
+    /// then one for the headers. Returns whether this is possible here. Concurrent changes
+    /// continue, and are not stored. The caller holds the lock `turn`.
     ///
     /// # Errors
     /// If a sync failed, for any file: each file must then be synced by itself.
@@ -96,8 +96,8 @@ impl Store {
         Ok(objects.len() == snapshots.len())
     }
 
-    /// Stores a directory's entries, if any are unstored. The directory stays among the unsynced
-    /// until that is done, so that no other thread takes it for stored meanwhile.
+    /// Stores a directory's entries, if any are unstored. Until this is done, the directory stays
+    /// in the unsynced set, so that no other thread assumes that it is stored.
     pub(super) fn sync_dir(&self, dir: &Path) -> Result<()> {
         let Some(last_change) = self.unsynced_dirs.lock().last_change(dir) else { return Ok(()) };
         self.counters.syncs.increment();

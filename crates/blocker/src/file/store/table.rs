@@ -67,8 +67,8 @@ impl Store {
         path::encode(&self.namespace_dir(&id.namespace), id.name.as_bytes(), path::OBJECT_SUFFIX)
     }
 
-    /// Closes the least recently used files if the limit of open files is reached: only files
-    /// without unstored changes, and only if there are none, after storing all open files together.
+    /// If the limit of open files is reached, closes the least recently used files that have no
+    /// unstored changes. If there are no such files, first stores all open files together.
     fn make_room(&self, shard: &Shard) -> Result<()> {
         let shard_max = self.config.open_files_max.div_ceil(SHARDS).max(2);
         if shard.objects.read().len() < shard_max || self.close_settled(shard, shard_max) {
@@ -168,7 +168,7 @@ impl Store {
         Ok(())
     }
 
-    /// Adds the object to the unsynced ones. Called under the object's lock.
+    /// Adds the object to the unsynced ones. The caller holds the object's lock.
     pub(super) fn mark_unsynced(&self, object: &Arc<Object>) {
         if !object.unsynced.swap(true, Ordering::AcqRel) {
             self.unsynced.lock().insert(object.id.clone(), Arc::clone(object));

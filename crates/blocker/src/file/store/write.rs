@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Store {
-    /// Changes the file of an object, whose change is neither a deletion nor a copy of another
+    /// Changes the file of an object. The change is neither a deletion nor a copy of another
     /// object. Returns the object's new size.
     pub(super) fn write(
         &self,
@@ -122,8 +122,8 @@ impl Store {
         }
     }
 
-    /// Returns the object's file, created if missing, in a format that is large enough for a change
-    /// up to `end`.
+    /// Returns the object's file, which is created if it is missing, in a format that is large
+    /// enough for a change up to `end`.
     fn writable(
         &self,
         object: &Object,

@@ -19,7 +19,7 @@ use crate::output::Failure;
 /// Writes the bundle; only its owner may read it.
 ///
 /// # Errors
-/// The file exists, or cannot be written; then nothing is left of it.
+/// If the file exists, or cannot be written; then no part of it is left.
 pub(super) fn write(
     path: &Path,
     checks: &[Check],

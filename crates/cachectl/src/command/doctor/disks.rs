@@ -14,7 +14,7 @@ struct Directory<'a> {
     /// The check's name: `store` or `journal`.
     name: &'static str,
     path: &'a Path,
-    /// Its permissions, owner and group.
+    /// The directory's permissions, owner and group.
     mode: u32,
     owner: u64,
     group: u64,

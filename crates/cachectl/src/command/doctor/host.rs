@@ -27,9 +27,9 @@ pub(super) struct Process {
     limits: String,
     /// The lines of `/proc/PID/mountinfo`: the file systems as the process sees them.
     pub(super) mounts: String,
-    /// The memory limits of its cgroup and of those above.
+    /// The memory limits of the process's cgroup and of those above.
     memory_limits: Vec<u64>,
-    /// Its working directory; empty if this user may not know it.
+    /// The process's working directory; empty if this user may not know it.
     pub(super) directory: PathBuf,
 }
 
@@ -79,8 +79,8 @@ impl Process {
         self.numbers("VmSwap:").first().map_or(0, |kib| kib << 10)
     }
 
-    /// Returns the limit of locked memory in bytes; `None` without one, or if the process is
-    /// privileged to lock more.
+    /// Returns the limit of locked memory in bytes; `None` if there is no limit, or the process is
+    /// privileged to exceed it.
     fn locked_bytes_max(&self) -> Option<u64> {
         const CAP_IPC_LOCK: u32 = 14;
         let capabilities = self.status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -98,7 +98,7 @@ fn number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Compares the server's clock with this host's.
+/// Compares the server's clock with the clock of this host.
 pub(super) fn clock(server: &Server) -> Check {
     let theirs = server.status["now_unix_ms"].as_u64().unwrap_or(0);
     clocks(theirs.abs_diff(server.asked_unix_ms).saturating_sub(server.error_ms))

@@ -190,7 +190,7 @@ impl Doctor {
     }
 }
 
-/// Checks what the server states about itself, and its version.
+/// Checks the server's own statements, and its version.
 fn of_server(status: &Value) -> Vec<Check> {
     let text = |value: &Value| line_of(value.as_str().unwrap_or("unknown"));
     let (program, version, state) =

@@ -23,7 +23,7 @@ pub(super) struct Risk {
 }
 
 impl Model {
-    /// Adds a response. Returns whether it is the first from another process than the previous one.
+    /// Adds a response. Returns whether it is the first from a process other than the previous one.
     pub(super) fn take(&mut self, status: Value) -> bool {
         let restarted = self.answers.back().is_some_and(|before| before["instance"] != status["instance"]);
         if restarted {

@@ -27,7 +27,7 @@ const TALL: u16 = 22;
 /// The state of the connection to the server.
 #[derive(Default)]
 pub(super) struct Link {
-    /// The time since the last response, and the reason why there has been none since then.
+    /// The time since the last response, and the reason why no response has arrived since then.
     pub(super) away: Option<(Option<Duration>, String)>,
     pub(super) is_paused: bool,
 }

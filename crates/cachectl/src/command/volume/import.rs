@@ -375,7 +375,7 @@ impl<'a> Writes<'a> {
     /// Begins a write. If many writes are in flight, waits for another one first.
     ///
     /// # Errors
-    /// A write has failed: this one or an earlier one.
+    /// If this write or an earlier one has failed.
     pub(super) fn begin(&mut self, offset: u64, data: Bytes) -> Result<(), Error> {
         while self.under_way.len() >= WRITES_MAX {
             if let Some(done) = block_on(self.under_way.next()) {

@@ -181,7 +181,7 @@ fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
 /// Waits for a job. Returns its result.
 ///
 /// # Errors
-/// As for [`finished`], or if there is no such job.
+/// The errors of [`finished`], or an error if there is no such job.
 fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
     let interrupt = Interrupt::watch()?;
     let mut progress = Progress::of_steps();

@@ -312,7 +312,7 @@ fn origin(of: &Value) -> String {
     }
 }
 
-/// Returns everything about one volume.
+/// Returns the description of one volume.
 fn volume(of: &Value) -> String {
     let mut lines = vec![text(&of["name"])];
     let mut add = |key: &str, value: String| lines.push(format!("  {key:<16} {value}"));

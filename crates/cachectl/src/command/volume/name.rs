@@ -91,7 +91,7 @@ pub(crate) fn shown_size(bytes: u64) -> String {
     format!("{:.1} {name}", bytes as f64 / (1_u64 << shift) as f64)
 }
 
-/// A setting of a volume: its name and its value in the server's form; `null` means none.
+/// A setting of a volume: its name and its value in the server's form. `null` means no value.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Setting {
     key: &'static str,
@@ -201,7 +201,7 @@ impl StoreArguments {
     /// Returns the volumes of the store.
     ///
     /// # Errors
-    /// The store cannot hold volumes.
+    /// If the store cannot hold volumes.
     pub(super) fn volumes(&self, context: &Context<'_>) -> Result<Volumes, Failure> {
         // Each command is an owner with a name of its own, so that it does not take a volume from
         // another command that is still working.
