@@ -446,7 +446,7 @@ mod namespaces_tests {
         assert_eq!(show("").0, 503);
     }
 
-    /// Repeating the request would not help.
+    /// The loss is permanent, so a repeated request would not help.
     #[test]
     fn a_flush_of_data_that_can_never_be_stored_fails() {
         let store = Arc::new(Memory::default());

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A check: returns one line with the reason, or `None` if all is well. A check does not block.
+/// A check: returns one line with the reason for a problem, or `None` if all is well. A check does
+/// not block.
 type Check = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// The state that probes report. Cheap to clone; all clones share the same state.
@@ -44,7 +45,8 @@ pub enum Stage {
     Starting,
     /// The program serves.
     Serving,
-    /// The program is about to end: it answers the requests it has received and stores dirty data.
+    /// The program is shutting down: it responds to the requests it has received, and stores dirty
+    /// data.
     Draining,
 }
 
@@ -82,7 +84,7 @@ impl Health {
         self.inner.lock().starting = None;
     }
 
-    /// Records that the program is about to end, for this reason. From now on, the program is not
+    /// Records that the program is shutting down, and the reason. From now on, the program is not
     /// ready.
     pub fn set_draining(&self, line: impl Into<String>) {
         self.inner.lock().draining = Some(line.into());
@@ -99,7 +101,7 @@ impl Health {
         }
     }
 
-    /// Returns the reasons why the process should be restarted; empty if it should not be.
+    /// Returns the reasons why the process should be restarted; no reasons if it should not.
     #[must_use]
     pub fn not_live(&self) -> Vec<String> {
         let checks = self.inner.lock().live.clone();

@@ -23,7 +23,7 @@ use crate::routes::{Found, Gate, Request, Response, Routes, absent};
 use crate::status::Status;
 use crate::table::{AdminConfig, AdminError};
 
-/// The running listener and what it serves. It ends when this is dropped.
+/// The running listener and what it serves. Dropping this value ends the listener.
 #[derive(Debug)]
 pub struct AdminServer {
     routes: Routes,
@@ -171,7 +171,7 @@ impl AdminServer {
         self.memory_bytes_max
     }
 
-    /// Returns the addresses of the listener as URLs; `https` is required where TLS is used.
+    /// Returns the addresses of the listener as URLs, with `https` where TLS is used.
     #[must_use]
     pub fn urls(&self) -> Vec<String> {
         let url = |address: &SocketAddr| {
@@ -191,8 +191,8 @@ impl Drop for AdminServer {
     }
 }
 
-/// Returns the sockets of one address, which may be a name that resolves to several: those that
-/// another process has opened, or else new ones.
+/// Returns the sockets of one address, which may be a name that resolves to several addresses. The
+/// sockets are those that another process has opened, or else new ones.
 fn open(address: &str, config: &AdminConfig) -> Result<Vec<(StdListener, SocketAddr)>, AdminError> {
     let failed = |cause| AdminError::Listen { address: address.to_owned(), cause };
     let check = |address: SocketAddr| match config.tokens {
@@ -258,10 +258,11 @@ impl cached_http::Server for Listening {
 pub(crate) const HEAD_BYTES_MAX: usize = 16 << 10;
 /// The maximum number of headers in a request.
 const HEADERS_MAX: usize = 64;
-/// Every connection may have a response of this size, in bytes, regardless of the others.
+/// The size of a response, in bytes, that every connection may have, regardless of the other
+/// connections.
 pub(crate) const SMALL_RESPONSE_BYTES: usize = 32 << 10;
-/// The maximum total size of all larger responses that wait for their clients, in bytes; a single
-/// one may be larger.
+/// The maximum total size of all larger responses that wait for their clients, in bytes. A single
+/// response may be larger.
 pub(crate) const RESPONSES_BYTES_MAX: usize = 4 << 20;
 
 /// The state for answering requests, shared by all connections.
@@ -365,7 +366,7 @@ impl Service {
     }
 
     /// Waits until there is memory for a response that is not small. The response counts until its
-    /// client has read it.
+    /// client has received it.
     async fn count_bytes(&self, mut response: Response) -> Response {
         let bytes = response.body.len().min(RESPONSES_BYTES_MAX);
         if bytes > SMALL_RESPONSE_BYTES

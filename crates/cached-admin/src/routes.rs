@@ -24,12 +24,12 @@ pub const WAIT_MAX: Duration = Duration::from_secs(20);
 /// The requests that may use a route. A valid token opens every route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Any client: for probes, which reveal only whether the program is well.
+    /// Any client. This is for probes, which reveal only whether the program is well.
     Public,
-    /// Any client of a listener on loopback; otherwise only with a token.
+    /// Any client of a listener on loopback; otherwise only a client with a token.
     Read,
-    /// Only with a token, even on loopback: for routes that change something or show data of
-    /// clients.
+    /// Only a client with a token, even on loopback. This is for routes that change something or
+    /// show data of clients.
     Token,
 }
 
@@ -188,7 +188,7 @@ impl Routes {
         self.add(&Method::POST, path, Access::Token, handler);
     }
 
-    /// Like [`get`](Self::get), for a handler that does not wait.
+    /// As [`get`](Self::get), for a handler that does not wait.
     pub fn get_now(
         &self,
         path: &str,
@@ -198,7 +198,7 @@ impl Routes {
         self.get(path, access, move |request| std::future::ready(handler(request)));
     }
 
-    /// Like [`post`](Self::post), for a handler that does not wait.
+    /// As [`post`](Self::post), for a handler that does not wait.
     pub fn post_now(&self, path: &str, handler: impl Fn(Request) -> Response + Send + Sync + 'static) {
         self.post(path, move |request| std::future::ready(handler(request)));
     }
@@ -322,7 +322,7 @@ fn is_navigation(headers: &HeaderMap) -> bool {
     is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document")
 }
 
-/// Returns the host and the port that the request names, if it names any.
+/// Returns the host and the port that the request names, if it names a host.
 ///
 /// # Errors
 /// The name is not text.
@@ -342,8 +342,8 @@ fn is_of_this_host(uri: &Uri, headers: &HeaderMap) -> bool {
         .is_ok_and(|named| named.is_none_or(|named| named.is_empty() || is_local_host(named)))
 }
 
-/// The path prefixes of parts, each with the table that configures the part; empty for parts that
-/// every program has once it serves.
+/// The path prefixes of parts, each with the table that configures the part; the table is empty for
+/// parts that every program has while it serves.
 const PARTS: [(&str, &str); 12] = [
     ("/cache", "[objects]"),
     ("/config.json", ""),

@@ -109,7 +109,7 @@ with_defaults! {
     pub struct AdminConfig {
         /// The addresses to listen on, each `HOST:PORT`; port 0 means any free one.
         pub listen: Vec<String> = vec![ADDRESS_DEFAULT.into()],
-        /// The tokens; required for an address that other machines can reach.
+        /// The tokens, which are required for an address that other machines can reach.
         pub tokens: Option<Tokens> = None,
         /// TLS for the addresses that other machines can reach; `None` without it.
         pub tls: Option<Arc<ServerTls>> = None,
@@ -123,7 +123,7 @@ with_defaults! {
         /// The age after which a connection ends with its next response.
         pub connection_time_max: Duration = Duration::from_secs(600),
         /// Sockets that another process has opened, each with its address in `listen`. They are
-        /// used instead of new ones.
+        /// used instead of new sockets.
         pub inherited: Vec<(String, Arc<TcpListener>)> = Vec::new(),
         /// Whether to accept connections only once
         /// [`AdminServer::accept`](crate::AdminServer::accept) is called.
@@ -161,7 +161,7 @@ pub enum AdminError {
         #[source]
         cause: io::Error,
     },
-    /// An address can be reached from other machines, and there is no token.
+    /// An address can be reached from other machines, but there is no token.
     #[error(
         "admin.listen: {address} can be reached from other machines, and there is no token: name a \
          token_file, or listen on 127.0.0.1"
@@ -190,7 +190,7 @@ impl From<AdminError> for Failure {
 const TOKEN_BYTES_MIN: usize = 16;
 /// The maximum size of the token file, in bytes.
 const FILE_BYTES_MAX: usize = 4096;
-/// The maximum number of tokens that are accepted at the same time.
+/// The maximum number of tokens that are accepted simultaneously.
 const TOKENS_MAX: usize = 2;
 
 /// The tokens that are currently accepted. Cheap to clone; all clones share the same state.

@@ -23,7 +23,7 @@ use crate::s3_table::S3Table;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum BackendTable {
-    /// In this process's memory, for trials.
+    /// In this process's memory; this is for trials.
     Memory(MemoryTable),
     /// In a directory.
     File(FileTable),
@@ -80,7 +80,7 @@ config_keys! {
     /// The maximum time to wait for a monitor when connecting.
     pub connect_timeout_secs: u64 = secs(connect_timeout) or 10;
     /// The maximum time for which an operation waits for the reply of an OSD before it fails; 0
-    /// means forever.
+    /// means no limit.
     pub op_timeout_secs: u64 = secs(op_timeout) or 30;
     /// The maximum number of operations in flight.
     pub ops_in_flight_max: u32 = same(ops_in_flight_max) or 512;
@@ -136,7 +136,7 @@ config_keys! {
     pub peer_timeout_ms: u64 = millis(peer_timeout), in 1..=DAY_MS;
     /// The delay between two attempts to connect, doubled with each attempt …
     pub backoff_ms_min: u64 = millis(backoff_min), in 1..=DAY_MS;
-    /// … up to this maximum.
+    /// … up to this maximum delay.
     pub backoff_ms_max: u64 = millis(backoff_max), in 1..=DAY_MS;
     /// The maximum time for which requests wait for a connection before they fail.
     pub reconnect_timeout_ms: u64 = millis(reconnect_timeout), in 1..=DAY_MS;
@@ -196,7 +196,7 @@ impl<'de> Deserialize<'de> for BackendTable {
     }
 }
 
-/// Checks that `path` is a directory or can become one.
+/// Checks that `path` is a directory, or that it can become one.
 fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     let Some(there) = path.ancestors().find(|path| path.as_os_str().is_empty() || path.exists()) else {
         return Ok(());
@@ -236,7 +236,8 @@ impl BackendTable {
     /// Returns the number of file descriptors that the store may need.
     #[must_use]
     pub fn descriptors_max(&self) -> u64 {
-        /// Enough for the connections to the monitors and OSDs of most clusters.
+        /// The number of descriptors that suffices for the connections to the monitors and OSDs of
+        /// most clusters.
         const RADOS_DESCRIPTORS: u64 = 1024;
         match self {
             BackendTable::Memory(_) => 0,
@@ -247,7 +248,7 @@ impl BackendTable {
         }
     }
 
-    /// Reads the files that the keys name, as opening does.
+    /// Reads the files that the keys name, as opening the store does.
     ///
     /// # Errors
     /// The problem with one of the files.
@@ -259,7 +260,7 @@ impl BackendTable {
         }
     }
 
-    /// Checks the values, as far as that is possible without opening the store.
+    /// Checks the values as far as this is possible without opening the store.
     ///
     /// # Errors
     /// The first key with an invalid value.

@@ -97,7 +97,7 @@ pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(
 /// Returns `value`, which must be within `range`.
 ///
 /// # Errors
-/// [`ConfigError`] if it is not.
+/// [`ConfigError`] if the value is outside the range.
 pub fn within<T: PartialOrd + fmt::Display>(
     key: &str,
     value: T,
@@ -146,7 +146,7 @@ pub fn secret_warning(path: &Path) -> Option<String> {
 /// Returns the eviction policy called `name`.
 ///
 /// # Errors
-/// [`ConfigError`] if there is no such policy.
+/// [`ConfigError`] if the policy does not exist.
 pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigError> {
     match policy::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(known),
@@ -225,8 +225,8 @@ fn shown(path: &[Step<'_>]) -> String {
 }
 
 /// Replaces each duration that has a unit, as in `commit_timeout_secs = "2 min"`, by the number of
-/// the unit with which its key ends. Done here for all tables, so that no table needs a type for
-/// durations. Other texts stay, for example `fresh_secs = "immutable"`.
+/// the unit with which its key ends. This is done here for all tables, so that no table needs a
+/// type for durations. Other strings stay, for example `fresh_secs = "immutable"`.
 ///
 /// # Errors
 /// The problem with a duration, whose location is then `path`.

@@ -20,10 +20,12 @@ with_defaults! {
     pub struct ElectionTable {
         /// The name of this host among the candidates; if empty, the host's name.
         pub node: String = String::new(),
-        /// The address at which other hosts and clients reach this host, `HOST:PORT`; if empty, the
-        /// first address of the synapse listener, which must not be one of all interfaces then.
+        /// The address at which other hosts and clients reach this host, `HOST:PORT`. If empty, it
+        /// is the first address of the synapse listener, which then must not be the address of all
+        /// interfaces.
         pub address: String = String::new(),
-        /// The time without a renewal after which another host takes over, the same on all hosts.
+        /// The time without a renewal after which another host takes over. It must be the same on
+        /// all hosts.
         pub lease_secs: u64 = 10,
     }
 }
@@ -48,7 +50,8 @@ impl ElectionTable {
     }
 }
 
-/// Checks what an elected writer requires of `[objects]`, or that there is no table without one.
+/// Checks the requirements of an elected writer on `[objects]`. Without an elected writer, checks
+/// that the table does not exist.
 pub(crate) fn check_election(objects: &ObjectsTable) -> Result<(), ConfigError> {
     let election = objects.election.as_ref();
     if objects.writer != Writer::Elected {

@@ -29,7 +29,7 @@ config_keys! {
     pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
     /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
-    /// The maximum number of connections from one address; `None` for half of `connections_max`.
+    /// The maximum number of connections from one address; `None` means half of `connections_max`.
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The maximum size of the head of a request.
     pub head_bytes_max: Size = size(head_bytes_max);
@@ -39,7 +39,7 @@ config_keys! {
     pub request_timeout_ms: u64 = millis(request_timeout), in 1..=TIME_MS_MAX;
     /// The time, in milliseconds, after which a client is disconnected if it makes no progress.
     pub stall_timeout_ms: u64 = millis(stall_timeout), in 1..=TIME_MS_MAX;
-    /// TLS; none without this table.
+    /// The settings of TLS; without this table, there is no TLS.
     pub tls: Option<TlsSettings> = own(None);
 }
 
@@ -71,10 +71,10 @@ impl HttpTable {
     /// Binds a server to the addresses, and sets the permissions of unix sockets.
     ///
     /// # Errors
-    /// One line, if the system refuses.
+    /// One line if the system refuses.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub async fn bind(&self, server: &Server) -> Result<(), String> {
         for address in self.addresses().map_err(|error| error.to_string())? {
             server.bind(&address).await.map_err(|error| error.to_string())?;
@@ -101,7 +101,7 @@ impl HttpTable {
     /// function is called, which returns the key that names their file.
     ///
     /// # Errors
-    /// One line: the file cannot be read, or has a mistake. The present keys stay in force.
+    /// One line if the file cannot be read or has a mistake. The present keys then stay in force.
     pub fn keys_again(keys: Option<&Keys>) -> Result<Option<impl FnOnce() -> String + use<>>, String> {
         let Some(keys) = keys else { return Ok(None) };
         let put_in_force = keys.read_again().map_err(|error| format!("{KEYS_FILE}: {error}"))?;
@@ -135,8 +135,8 @@ impl HttpTable {
         u64::from(self.connections_max) + self.listen.len() as u64 + 3 * self.threads as u64 + 8
     }
 
-    /// Checks the table together with the size of the largest object, `object_bytes_max`, as far as
-    /// that is possible without opening a socket or a file.
+    /// Checks the table together with the maximum size of an object, `object_bytes_max`, as far as
+    /// this is possible without opening a socket or a file.
     ///
     /// # Errors
     /// The first key with an invalid value.
@@ -163,7 +163,7 @@ impl HttpTable {
     }
 
     /// Converts an error of the server to the corresponding key of the table, in which some
-    /// settings have other names.
+    /// settings have different names.
     #[must_use]
     pub fn error(error: &SettingError) -> ConfigError {
         let key = match error.setting {

@@ -21,7 +21,7 @@ config_keys! {
     /// The table `[objects.journal]`.
     pub struct JournalTable over JournalConfig = JournalConfig::new("");
 
-    /// The directory of the journal, used for nothing else; required.
+    /// The directory of the journal; required. It is used for nothing else.
     pub directory: PathBuf = same(directory);
     /// Whether the startup creates a missing journal, and its directory if the parent exists.
     /// Without this, a directory whose disk is not mounted is not mistaken for a new journal.
@@ -39,8 +39,9 @@ config_keys! {
     pub commit_timeout_secs: u64 = secs(commit_timeout), in 1..=COMMIT_TIMEOUT_SECS_MAX;
     /// The behaviour of writers while the journal is nearly full.
     pub at_limit: AtLimit = own(JournalOptions::default().at_limit);
-    /// The maximum payload that is logged; larger ones are stored before they are acknowledged. The
-    /// default is 512 KiB, or the maximum payload that segments of this size can hold.
+    /// The maximum size of a logged payload; larger payloads are stored before they are
+    /// acknowledged. The default is 512 KiB, or the maximum payload that segments of this size can
+    /// hold.
     pub journaled_bytes_max: Option<Size> = own(None);
 }
 
@@ -89,12 +90,12 @@ impl JournalTable {
         self.journaled_bytes_max.unwrap_or(Size(usual.min(self.config().payload_bytes_max())))
     }
 
-    /// Returns the table with the values filled in that follow from other keys.
+    /// Returns the table, with the values filled in that follow from other keys.
     pub(crate) fn filled_in(self) -> JournalTable {
         JournalTable { journaled_bytes_max: Some(self.journaled_bytes_max()), ..self }
     }
 
-    /// Checks the values, as far as that is possible without opening the journal.
+    /// Checks the values as far as this is possible without opening the journal.
     ///
     /// # Errors
     /// The first key with an invalid value.
@@ -139,7 +140,7 @@ impl JournalTable {
     /// Checks that the path is a directory or, with `create`, that the directory can be created.
     ///
     /// # Errors
-    /// The path is something else, or its parent is missing.
+    /// If the path is not a directory, or its parent is missing.
     pub(crate) fn check_place(&self) -> Result<(), ConfigError> {
         let (directory, parent) = (&self.directory, self.directory.parent());
         let shown = directory.display();
@@ -167,7 +168,7 @@ impl JournalTable {
     /// an earlier process left. While the journal's disk fails, retries every second.
     ///
     /// # Cancel safety
-    /// As for [`Store::open_when_available`](crate::Store::open_when_available).
+    /// The same as for [`Store::open_when_available`](crate::Store::open_when_available).
     ///
     /// # Errors
     /// One line that names the directory, the problem and the remedy.
@@ -219,7 +220,7 @@ fn missing(directory: &Path) -> String {
 }
 
 /// Returns a line about an operation in a directory that failed because of a mistake in the
-/// configuration, and the remedy.
+/// configuration, and about the remedy.
 fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskError) -> String {
     let shown = directory.display();
     let place = match directory.join(file) {
@@ -247,7 +248,7 @@ fn trouble(error: &DiskError) -> String {
 /// The permitted sizes of a segment.
 const SEGMENT_BYTES: RangeInclusive<Size> = Size(SEGMENT_BYTES_MIN)..=Size(SEGMENT_BYTES_MAX);
 
-/// A disk that takes longer is of no use to writers.
+/// The maximum of the commit timeout. A disk that takes longer is of no use to writers.
 const COMMIT_TIMEOUT_SECS_MAX: u64 = 3600;
 
 /// The minimum number of bytes that may wait for the disk: a batch of typical size.
@@ -256,7 +257,7 @@ const UNSYNCED_BYTES_MIN: u64 = 1 << 20;
 /// Checks the durability keys of `[objects]` and its namespaces.
 ///
 /// # Errors
-/// A key that requires a journal, or another write mode.
+/// If a key requires a journal, or another write mode.
 pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError> {
     let needs_journal = |is_asked: bool, key: &str, value: &str| {
         require(!is_asked || objects.journal.is_some(), key, || {

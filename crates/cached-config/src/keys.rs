@@ -100,7 +100,7 @@ macro_rules! with_defaults {
 
 /// Conversions between the value of a key (`of`) and that of a field (`to`).
 pub mod units {
-    /// The same value.
+    /// The values of the key and of the field are equal.
     pub mod same {
         /// Returns the key's value.
         pub fn of<T: Clone>(field: &T) -> T {

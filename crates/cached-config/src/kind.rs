@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::{Map, Value};
 
-/// The keys of a table besides `kind`.
+/// The keys of a table, except `kind`.
 #[derive(Debug)]
 pub struct OtherKeys(Map<String, Value>);
 
@@ -23,8 +23,8 @@ impl OtherKeys {
 }
 
 /// Reads a table of one of `kinds`; `parse` parses the other keys of a kind, and returns `None` if
-/// there is no such kind. Not derived, because a derived implementation loses the key within the
-/// table.
+/// the kind does not exist. The implementation is not derived, because a derived one loses the key
+/// within the table.
 ///
 /// # Errors
 /// A `kind` that is missing or unknown, and the errors of `parse`.

@@ -55,7 +55,7 @@ impl<'a> Waiting<'a> {
         (self.show)(&step.to_string());
     }
 
-    /// Reports why `what` fails, and returns when the next attempt is due.
+    /// Reports why `what` fails, and returns the time of the next attempt.
     pub(crate) async fn pause(&mut self, what: &str, cause: impl fmt::Display) {
         let cause = cause.to_string();
         notify(&format!("STATUS=Waiting for {what}: {cause}\nEXTEND_TIMEOUT_USEC=60000000"));
@@ -116,7 +116,7 @@ const LOOKS_PER_LINE: u32 = 50;
 /// Dropping the future ends the attempts. The function may be called again.
 ///
 /// # Errors
-/// Errors that waiting does not resolve.
+/// Errors that do not pass with time.
 pub async fn begin_recovery(
     cache: &ObjectCache,
     objects: &ObjectsTable,
@@ -248,7 +248,7 @@ pub async fn close_stored_journal(cache: &ObjectCache) {
 }
 
 /// Stores the data that is dirty at the time of the call, retrying for at most `flush_max`. The
-/// cache continues in any case.
+/// cache continues whether or not this succeeds.
 ///
 /// # Cancel safety
 /// Dropping the future ends the attempts.
@@ -285,7 +285,7 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
 }
 
 /// Makes the data that the store has not accepted durable in the journal, and closes the journal.
-/// Returns whether the journal has all of that data.
+/// Returns whether the journal has all of this data.
 async fn journal_all(cache: &ObjectCache) -> bool {
     if !cache.acknowledges_journaled() {
         return false;
@@ -363,7 +363,7 @@ pub async fn log_events(mut events: Subscription, name: String) {
     }
 }
 
-/// Rate limiter that admits an event once per interval, and counts the others.
+/// A rate limiter, which admits one event per interval and counts the others.
 #[derive(Default)]
 pub(crate) struct Rate {
     last: Option<Instant>,

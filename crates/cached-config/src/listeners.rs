@@ -88,13 +88,13 @@ fn numeric(host: &str) -> Option<IpAddr> {
 }
 
 impl Listening {
-    /// Returns a TCP address; without a host, that of every interface.
+    /// Returns a TCP address. Without a host, it is the address of every interface.
     #[must_use]
     pub fn tcp(key: &'static str, host: Option<&str>, port: u16) -> Listening {
         Listening { key, place: Place::Tcp(host.map_or(Host::All, Host::of), port) }
     }
 
-    /// Returns a UDP address; without a host, that of every interface.
+    /// Returns a UDP address. Without a host, it is the address of every interface.
     #[must_use]
     pub fn udp(key: &'static str, host: Option<&str>, port: u16) -> Listening {
         Listening { key, place: Place::Udp(host.map_or(Host::All, Host::of), port) }
@@ -199,7 +199,7 @@ config_keys! {
     pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
     /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
-    /// The maximum number of connections from one address; `None` for half of `connections_max`.
+    /// The maximum number of connections from one address; `None` means half of `connections_max`.
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The maximum number of sessions, connected or not.
     pub sessions_max: u32 = same(sessions_max);
@@ -247,7 +247,7 @@ impl SynapseTable {
     /// Sets the permissions of a unix socket on which a server listens.
     ///
     /// # Errors
-    /// One line, if the system refuses.
+    /// One line if the system refuses.
     pub fn restrict(&self, address: &Address) -> Result<(), String> {
         let Address::Unix(path) = address else { return Ok(()) };
         restrict_socket("synapse.unix_mode", &self.unix_mode, path)
@@ -284,7 +284,7 @@ impl SynapseTable {
         config
     }
 
-    /// Checks the table, as far as that is possible without opening a socket.
+    /// Checks the table as far as this is possible without opening a socket.
     ///
     /// # Errors
     /// The first key with an invalid value.
@@ -335,7 +335,7 @@ pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
 /// Sets the permissions of a unix socket to the value `mode` of the key `key`, in octal.
 ///
 /// # Errors
-/// One line, if the value is not in octal, or the system refuses.
+/// One line if the value is not in octal, or the system refuses.
 pub fn restrict_socket(key: &str, mode: &str, path: &Path) -> Result<(), String> {
     let mode = unix_mode(key, mode).map_err(|error| error.to_string())?;
     let set = std::fs::set_permissions(path, Permissions::from_mode(mode));

@@ -9,8 +9,8 @@ const NAME_BYTES_MAX: usize = 100;
 const SEPARATORS: [char; 2] = ['_', '.'];
 
 /// Returns the known name that is nearest to `given`: the whole name, or as many parts of it as
-/// `given` has (`memory` for `memory_bytes_max`), differs in at most one of three letters. `None`
-/// if all known names differ more.
+/// `given` has (`memory` for `memory_bytes_max`), differs in at most one of three letters. Returns
+/// `None` if all known names differ more.
 fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if given.len() > NAME_BYTES_MAX {
         return None;
@@ -28,14 +28,15 @@ fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<
     (distance <= given.chars().count() / 3).then_some(found)
 }
 
-/// Returns `; did you mean NAME?` for the known name that is nearest to `given`; empty without one.
+/// Returns `; did you mean NAME?` for the known name that is nearest to `given`; an empty string if
+/// no name is near.
 #[must_use]
 pub fn suggestion<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(given, known).map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// Adds the nearest name to serde's message about an unknown field or variant, which quotes the
-/// given name and then those that it expected.
+/// Adds the nearest name to serde's message about an unknown field or variant. The message quotes
+/// the given name and then the expected names.
 pub(crate) fn with_suggestion(why: &str) -> String {
     let begins = ["unknown field `", "unknown variant `"].iter().filter_map(|begin| why.find(begin)).min();
     let named = begins.and_then(|begin| why[begin..].split_once("`, expected "));

@@ -30,7 +30,7 @@ config_keys! {
     pub objects_count_max: u32 = same(objects_count_max);
     /// The maximum size of an object.
     pub object_bytes_max: Size = size(object_bytes_max);
-    /// The maximum amount of dirty data; `None` for half of the minimum memory.
+    /// The maximum amount of dirty data; `None` means half of the minimum memory.
     pub dirty_bytes_max: Option<Size> = own(None);
     /// The maximum time for which a change may be dirty before its flush begins.
     pub dirty_age_ms_max: u64 = millis(dirty_age_max), in 0..=TIME_MS_MAX;
@@ -42,7 +42,7 @@ config_keys! {
     pub load_requests_max: u32 = count(load_requests_max);
     /// The distance by which the store is read ahead of a sequential reader; 0 disables read-ahead.
     pub read_ahead_bytes_max: Size = size(read_ahead_bytes_max);
-    /// Nothing is read ahead while the store usually responds faster than this.
+    /// The usual response time of the store below which nothing is read ahead.
     pub read_ahead_latency_us_min: u64 = micros(read_ahead_latency_min), in 0..=TIME_MS_MAX * 1000;
     /// The length from which sequential reads are not cached; 0 to cache all of them.
     pub bypass_read_bytes_min: Size = size(bypass_read_bytes_min);
@@ -50,7 +50,7 @@ config_keys! {
     pub bypass_write_bytes_min: Size = size(bypass_write_bytes_min);
     /// The delay before a failed flush is retried, doubled with each failure …
     pub retry_delay_ms_min: u64 = millis(retry_delay_min);
-    /// … up to this maximum.
+    /// … up to this maximum delay.
     pub retry_delay_ms_max: u64 = millis(retry_delay_max), in 1..=TIME_MS_MAX;
     /// The eviction policy.
     pub eviction_policy: String = same(eviction_policy);
@@ -60,9 +60,9 @@ config_keys! {
     pub attached: bool = same(attached);
     /// The write mode.
     pub write: WriteMode = same(write);
-    /// The writer that makes the changes that reach the store.
+    /// The writer of the changes that reach the store.
     pub writer: Writer = same(writer);
-    /// The election of the writer, if it is elected; `None` for the defaults.
+    /// The election of the writer, if the writer is elected; `None` means the defaults.
     pub election: Option<ElectionTable> = own(None);
     /// The minimum durability of an acknowledgement in namespaces with a journal.
     pub durability: DurabilityName = own(DurabilityName::Cached);
@@ -77,8 +77,8 @@ config_keys! {
     /// The namespaces that have their own settings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceTable> = own(Vec::new());
-    /// The range within which the memory changes at run time. Not a key: it is set by a program
-    /// that shares memory between this cache and another.
+    /// The range within which the memory changes at run time. This is not a key: a program that
+    /// shares memory between this cache and another one sets it.
     #[serde(skip)]
     pub memory_range: Option<MemoryRange> = same(memory_range);
     /// The leadership of this process, if the writer is elected. Not a key.
@@ -92,12 +92,13 @@ config_keys! {
 pub struct NamespaceTable {
     /// The name of the namespace.
     pub name: String,
-    /// Whether changes in the namespace are logged in the journal; `None`: if there is a journal
-    /// and writes are write-back.
+    /// Whether changes in the namespace are logged in the journal. `None` means yes if there is a
+    /// journal and writes are write-back.
     pub journal: Option<bool>,
-    /// The minimum durability of an acknowledgement; `None` for that of `[objects]`.
+    /// The minimum durability of an acknowledgement; `None` means that of `[objects]`.
     pub durability: Option<DurabilityName>,
-    /// The settings that can change at run time; for absent ones, those of `[objects]` apply.
+    /// The settings that can change at run time. For absent ones, the settings of `[objects]`
+    /// apply.
     pub settings: NamespaceSettings,
 }
 
@@ -233,7 +234,7 @@ impl ObjectsTable {
     /// journal's disk fails, retries every second.
     ///
     /// # Cancel safety
-    /// As for [`JournalTable::open`].
+    /// The same as for [`JournalTable::open`].
     ///
     /// # Errors
     /// One line that names the directory, the problem and the remedy.
@@ -264,7 +265,7 @@ impl ObjectsTable {
         builder.build().map_err(ConfigError::from)
     }
 
-    /// Checks the values, as far as that is possible without opening the store.
+    /// Checks the values as far as this is possible without opening the store.
     ///
     /// # Errors
     /// The first key with an invalid value.
@@ -276,7 +277,7 @@ impl ObjectsTable {
         self.check_cache()
     }
 
-    /// Checks the files and directories that keys name, as far as that is possible without opening
+    /// Checks the files and directories that keys name as far as this is possible without opening
     /// the journal or the store: files that must be readable are read.
     ///
     /// # Errors
@@ -324,7 +325,8 @@ const OBJECT_BYTES: u64 = 350;
 const CHUNK_SLOTS: u64 = 64;
 const CHUNK_BYTES: u64 = 280;
 
-/// A larger value is more probably a typing error than such a machine.
+/// The maximum of a memory size. A larger value is more probably a typing error than the memory of
+/// a real machine.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 /// One day.
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;

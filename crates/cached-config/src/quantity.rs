@@ -30,7 +30,7 @@ const SIZE_UNITS: [(&str, u64); 12] = [
     ("K", 1 << 10),
 ];
 
-/// The units with which sizes are printed: those above a byte.
+/// The number of units with which sizes are printed, which are those above a byte.
 const PRINTED_UNITS: usize = 5;
 
 const SIZE_EXPECTED: &str =
@@ -64,7 +64,7 @@ pub fn parse_number(key: &str, text: &str) -> Result<u64, String> {
     parse_quantity(key, text).unwrap_or_else(number)
 }
 
-/// Like [`parse_number`]; `None` if the key counts neither bytes nor time.
+/// As [`parse_number`]; `None` if the key counts neither bytes nor time.
 pub(crate) fn parse_quantity(key: &str, text: &str) -> Option<Result<u64, String>> {
     if key.split('_').any(|part| part == "bytes") {
         return Some(text.parse().map(|Size(bytes)| bytes));
@@ -98,7 +98,7 @@ impl TimeUnit {
     /// Parses a duration: a whole number of this unit, or a number with its own unit.
     ///
     /// # Errors
-    /// One line with the value and the expected form: also for a duration that is not a whole
+    /// One line with the value and the expected form, also for a duration that is not a whole
     /// number of this unit.
     pub fn parse(self, text: &str) -> Result<u64, String> {
         if let Some(number) = parse(text, &[("", 1)]) {

@@ -54,8 +54,8 @@ pub const LIVE_KEYS: [&str; 32] = [
     "tracing.sample_ratio",
 ];
 
-/// A running object cache, its listener and its store, as far as their settings can change. Keeps
-/// none of them open.
+/// A running object cache, its listener and its store, for changes of their settings. This handle
+/// does not keep them open.
 #[derive(Debug)]
 pub struct LiveObjects {
     /// The cache, and the time for storing dirty data at shutdown, if there is a cache.
@@ -111,7 +111,7 @@ impl LiveObjects {
     /// store's secret.
     ///
     /// # Errors
-    /// The key whose value is incompatible with the others in force; nothing has changed then.
+    /// The key whose value is incompatible with other values in force. Nothing has changed then.
     pub fn change(
         &self,
         after: Option<&ObjectsTable>,
@@ -206,7 +206,7 @@ pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     }
 }
 
-/// The threads of a listener, which serve its connections until this is dropped.
+/// The threads of a listener, which serve its connections until this value is dropped.
 #[derive(Debug)]
 pub struct ListenerThreads {
     /// The runtime of each thread.

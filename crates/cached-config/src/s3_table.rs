@@ -58,7 +58,7 @@ config_keys! {
 }
 
 impl S3Table {
-    /// Checks the values, as far as that is possible without the server.
+    /// Checks the values as far as this is possible without the server.
     ///
     /// # Errors
     /// The first key with an invalid value.

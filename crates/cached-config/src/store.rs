@@ -32,9 +32,9 @@ with_defaults! {
         /// The secret that a synapse server demands.
         pub secret: Option<Secret> = None,
         /// The maximum time for connecting or for a single request, if it is shorter than the one
-        /// in the table. `None` for the one in the table.
+        /// in the table. `None` means the one in the table.
         pub timeout: Option<Duration> = None,
-        /// The name under which a synapse server logs this client; empty for none.
+        /// The name under which a synapse server logs this client; an empty string means no name.
         pub client_name: String = String::new(),
         /// The tracer that creates spans of the store's traced operations.
         pub tracer: Option<Tracer> = None,
@@ -52,7 +52,7 @@ pub struct Store {
     backend: Arc<dyn Blocker>,
     memory_bytes_max: u64,
     secret: Option<SecretHandle>,
-    /// The store's own metrics. Does not keep the store open.
+    /// The store's own metrics. They do not keep the store open.
     metrics: Weak<dyn Collect>,
     close: Close,
 }
@@ -113,7 +113,7 @@ impl Store {
         self.secret.clone()
     }
 
-    /// Returns the maximum memory of this process that the store's content or buffers take, in
+    /// Returns the maximum memory of this process that the store's content or buffers use, in
     /// bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
@@ -131,10 +131,10 @@ impl Store {
     /// writer waits longer between the bytes of a change and the record that names them.
     pub const SWEEP_AGE_MIN: Duration = Duration::from_secs(15 * 60);
 
-    /// Removes the leftovers of unfinished changes and of deleted objects that are older than `age`,
-    /// by the clock of the store's server; a `dry_run` only counts them. `watch` is called with the
-    /// progress from time to time, on the thread that polls the reply. Returns `None` for a store
-    /// that has no sweep: only the kind `s3` has one.
+    /// Removes the leftovers of unfinished changes and of deleted objects that are older than
+    /// `age`, by the clock of the store's server; a `dry_run` only counts them. `watch` is called
+    /// with the progress at intervals, on the thread that polls the reply. Returns `None` for a
+    /// store without a sweep: only the kind `s3` has one.
     #[must_use]
     pub fn sweep(
         &self,
@@ -194,11 +194,11 @@ impl fmt::Debug for Store {
     }
 }
 
-/// Returns the value once all other handles of it have been dropped; a thread that is about to end
+/// Returns the value once all other handles of it have been dropped. A thread that is about to end
 /// may hold one.
 ///
 /// # Errors
-/// The handle, if others remain after `timeout`.
+/// The handle, if other handles remain after `timeout`.
 #[cfg(feature = "rados")]
 fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
     let deadline = std::time::Instant::now() + timeout;
@@ -348,7 +348,8 @@ fn counts(swept: &blocker_s3::Swept) -> SweepCounts {
 
 /// The maximum time for the store to return its record of servers.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum time for recording a shutdown in the store, and the maximum if nothing has changed.
+/// The maximum time for recording a shutdown in the store, and the maximum time if nothing has
+/// changed.
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -362,7 +363,7 @@ impl Store {
     /// [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
     ///
     /// # Errors
-    /// Errors that waiting does not resolve.
+    /// Errors that do not pass with time.
     pub async fn open_when_available(
         table: &BackendTable,
         options: &OpenOptions,
@@ -388,7 +389,7 @@ impl Store {
     /// Dropping the future ends the attempts.
     ///
     /// # Errors
-    /// Errors that waiting does not resolve.
+    /// Errors that do not pass with time.
     pub async fn node_record(&self, waiting: &mut Waiting<'_>) -> Result<NodeRecord, StartError> {
         loop {
             match NodeRecord::open(&*self.backend(), &SystemClock, RECORD_TIMEOUT).await {

@@ -59,7 +59,8 @@ with_defaults! {
         pub enabled: bool = true,
         /// The share of names that are sampled; 0 to adapt it automatically.
         pub sampled_share: f64 = 0.0,
-        /// The duration in milliseconds from which a request is recorded as slow; 0 records none.
+        /// The duration in milliseconds from which a request is recorded as slow; 0 records no
+        /// requests.
         pub slow_request_ms: u32 = 100,
     }
 }
@@ -96,7 +97,7 @@ impl InsightTable {
         }
     }
 
-    /// Returns the duration from which a request counts as slow; zero if none does.
+    /// Returns the duration from which a request counts as slow; zero if no requests count as slow.
     #[must_use]
     pub fn slow_threshold(&self) -> Duration {
         Duration::from_millis(self.slow_request_ms.into())

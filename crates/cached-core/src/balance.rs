@@ -28,8 +28,8 @@ pub(crate) struct Needs {
     pub(crate) bytes_min: u64,
     /// The free part of the memory.
     pub(crate) spare_bytes: u64,
-    /// Entries stored again since the start that a quarter more of the maximum memory would have
-    /// kept.
+    /// The number of entries, since the start, that were stored again, and that a quarter more of
+    /// the maximum memory would have kept.
     pub(crate) ghost_hits: u64,
     /// The cost of a miss; 0 if unknown.
     pub(crate) miss_nanos: u64,
@@ -45,11 +45,11 @@ pub(crate) struct Consumer {
     pub(crate) size: u64,
     pub(crate) min: u64,
     pub(crate) max: u64,
-    /// Whether its memory is full. If not, it would not use more.
+    /// Whether the consumer's memory is full. Otherwise, it would not use more memory.
     pub(crate) is_full: bool,
     /// The amount of memory that the consumer has filled since the last decision.
     pub(crate) filled: u64,
-    /// Entries stored again soon after their eviction, since the start.
+    /// The number of entries, since the start, that were stored again soon after their eviction.
     pub(crate) ghost_hits: u64,
     pub(crate) miss_cost: f64,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Transfer {
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     ghost_hits: u64,
-    /// Recent ghost hits; older ones count less.
+    /// The number of recent ghost hits, in which older ones count less.
     recent_hits: f64,
     miss_cost: f64,
 }
@@ -107,7 +107,7 @@ impl<const N: usize> Balance<N> {
     }
 
     /// Decides, given the present state of all consumers (`None` for one that does not exist). At
-    /// most `step` bytes move. `None`: nothing moves.
+    /// most `step` bytes move. Returns `None` if nothing moves.
     pub(crate) fn decide(&mut self, now: &[Option<Consumer>; N], step: u64) -> Option<Transfer> {
         for (seen, now) in self.seen.iter_mut().zip(now) {
             let Some(now) = now else { continue };

@@ -137,7 +137,7 @@ pub struct Expiry(u32);
 impl Expiry {
     /// The item stays until it is evicted or removed.
     pub const NEVER: Expiry = Expiry(0);
-    /// The item has already expired. Storing an item with this expiry still replaces the old one.
+    /// The item has already expired. Storing an item with this expiry still replaces the old item.
     pub const PAST: Expiry = Expiry(1);
 
     /// Expires when the clock reaches `secs`. 0 counts as the past, since it stands for

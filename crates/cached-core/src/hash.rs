@@ -39,7 +39,7 @@ impl KeyHash {
     }
 }
 
-/// Returns the table of a shared seed. It is never freed, but there is only one per seed, however
+/// Returns the table of a shared seed. A table is never freed, but each seed has only one, however
 /// many stores are opened.
 fn stable_seed(seed: u64) -> &'static SharedSeed {
     // This is not from `crate::sync`, because interleavings make no difference here.
@@ -70,12 +70,12 @@ impl KeyHasher {
         KeyHasher { seed, shared }
     }
 
-    /// Creates a hasher that hashes in the same way in every process.
+    /// Creates a hasher that hashes equally in every process.
     pub(crate) fn stable(seed: u64, shared: u64) -> Self {
         KeyHasher { seed, shared: stable_seed(shared) }
     }
 
-    /// Returns a hash that shows whether a process hashes as an earlier one did.
+    /// Returns a hash that shows whether a process hashes as an earlier process did.
     pub(crate) fn check(&self) -> u64 {
         [&b"key"[..], b"a key of twenty byte", b"a key of more than thirty-two bytes, for the other way"]
             .iter()
@@ -94,7 +94,7 @@ impl KeyHasher {
         KeyHash(hasher.finish())
     }
 
-    /// Hashes a key of a common length without a call, which foldhash makes for more than 16 bytes.
+    /// Hashes a key of a common length without the call that foldhash makes for more than 16 bytes.
     ///
     /// As in foldhash for strings, the length rotates the seed, so that keys of different lengths
     /// with equal chunks (`aaa…` of 20 and of 24 bytes) have different hashes.

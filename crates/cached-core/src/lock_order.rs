@@ -50,11 +50,11 @@ impl Rank {
         self.enter_nth(0)
     }
 
-    /// Does the same as [`enter`](Rank::enter) for one of several locks of this rank. A thread
-    /// takes them in ascending order of their numbers.
+    /// As [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them in
+    /// ascending order of their numbers.
     ///
     /// # Panics
-    /// With debug assertions, if the thread holds one of this rank with this number or a higher
+    /// With debug assertions, if the thread holds a lock of this rank with this number or a higher
     /// one, or a lock of a higher level.
     #[inline(always)]
     #[track_caller]
@@ -80,7 +80,8 @@ impl Rank {
 pub struct Held {
     #[cfg(debug_assertions)]
     entry: (&'static Rank, u32),
-    /// Neither `Send` nor `Sync`: the record belongs to the thread.
+    /// The marker that makes the record neither `Send` nor `Sync`, because it belongs to the
+    /// thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -106,7 +107,7 @@ impl Drop for Held {
 /// Checks that the calling thread holds no ranked lock of `level` or above.
 ///
 /// # Panics
-/// With debug assertions, if it does.
+/// With debug assertions, if the thread holds such a lock.
 #[inline(always)]
 #[track_caller]
 pub fn assert_none_from(level: u32) {

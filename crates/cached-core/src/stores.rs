@@ -7,8 +7,8 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// Keeps the compiler from moving writes across this point. It generates no instruction, and values
-/// read before it need not be read again.
+/// Prevents the compiler from moving writes across this point. It generates no instruction, and
+/// values read before it need not be read again.
 #[inline(always)]
 pub(crate) fn fence() {
     compiler_fence(Ordering::Release);
@@ -22,7 +22,7 @@ pub(crate) fn done() {}
 /// Copies bytes that do not overlap.
 ///
 /// # Safety
-/// As for [`std::ptr::copy_nonoverlapping`].
+/// The same as for [`std::ptr::copy_nonoverlapping`].
 #[cfg(any(not(test), shuttle))]
 #[inline(always)]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
@@ -62,7 +62,7 @@ mod observed {
     /// Copies in two halves.
     ///
     /// # Safety
-    /// As for [`std::ptr::copy_nonoverlapping`].
+    /// The same as for [`std::ptr::copy_nonoverlapping`].
     pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         let half = bytes / 2;
         // SAFETY: as the caller promises; the halves are parts of the ranges.

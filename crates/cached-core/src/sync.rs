@@ -121,7 +121,7 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Mutex<T> {
 /// The guard of a [`Mutex`].
 pub struct MutexGuard<'a, T> {
     raw: imp::RawGuard<'a, T>,
-    /// Declared after the guard, so that it is dropped after the guard.
+    /// This field is declared after the guard, so that it is dropped after the guard.
     #[cfg(debug_assertions)]
     _order: Option<Held>,
 }
@@ -176,7 +176,7 @@ thread_local! {
     static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Returns a small number for the calling thread, always the same.
+/// Returns a small number for the calling thread, which is always the same.
 pub(crate) fn thread_number() -> usize {
     THREAD.with(|thread| {
         if thread.get() == usize::MAX {

@@ -49,8 +49,8 @@ impl fmt::Debug for Client {
     }
 }
 
-/// The maximum time for which a connection is kept for the next request. Servers keep theirs for
-/// longer.
+/// The maximum time for which a connection is kept for the next request. Servers keep their
+/// connections for longer.
 const IDLE_MAX: Duration = Duration::from_secs(15);
 
 /// Returns the settings of a client that closes idle connections after 15 s.
@@ -114,8 +114,8 @@ impl Blocking {
         Ok(Self { runtime, client: Client::new(&builder(), connector), user_agent, timeout })
     }
 
-    /// Sends a request with `body`, and returns the response with its whole body. Redirects are not
-    /// followed.
+    /// Sends a request with `body`, and returns the response with its complete body. Redirects are
+    /// not followed.
     ///
     /// # Errors
     /// [`RequestError`]. A response with an error status is not an error.
@@ -169,8 +169,8 @@ mod tests {
             .unwrap()
     }
 
-    /// Starts a server that answers the requests of each connection with `replies`, then closes it.
-    /// The thread returns the requests' heads.
+    /// Starts a server that responds to the requests of each connection with `replies`, and then
+    /// closes the connection. The thread returns the requests' heads.
     fn server(connections: Vec<Vec<&'static str>>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

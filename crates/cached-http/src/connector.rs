@@ -57,7 +57,7 @@ impl Route {
         Self { proxies: Some(Arc::new(proxies)), ..self }
     }
 
-    /// Returns the connector for `https` URLs, and for `http` ones if `allows_http`.
+    /// Returns the connector for `https` URLs, and also for `http` URLs if `allows_http`.
     #[must_use]
     pub fn with_tls(self, tls: ClientConfig, allows_http: bool) -> Connector {
         let builder = HttpsConnectorBuilder::new().with_tls_config(tls);
@@ -96,10 +96,10 @@ impl Service<Uri> for Route {
 
 /// A connection that can read the response to an unfinished upload.
 ///
-/// A server that refuses an upload may answer and close before it has read the body. Writing the
-/// rest then fails, although the answer has already arrived. So a write error does not end the
-/// connection: further writes are discarded, and the request's outcome depends on the server's
-/// answer or on the end of its stream.
+/// A server that refuses an upload may respond and close before it has read the body. Writing the
+/// rest then fails, although the response has already arrived. Therefore a write error does not end
+/// the connection: further writes are discarded, and the request's outcome depends on the server's
+/// response or on the end of its stream.
 #[derive(Debug)]
 pub struct Patient {
     socket: Socket,
@@ -182,8 +182,8 @@ mod tests {
 
     use super::*;
 
-    /// Connects to `target` through a proxy that answers `reply`. Returns the first line that the
-    /// proxy received.
+    /// Connects to `target` through a proxy that responds with `reply`. Returns the first line that
+    /// the proxy received.
     fn connect(target: &str, reply: &'static str) -> (String, Result<(), String>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -28,7 +28,7 @@ pub fn is_chunked_alone(headers: &HeaderMap) -> bool {
 
 /// Returns the status and reason with which a request is refused for its framing, or `None` if the
 /// framing is correct. The library itself refuses two different lengths, and codings after
-/// `chunked`. If there are both `Transfer-Encoding` and `Content-Length`, the library keeps the
+/// `chunked`. If there are both `Transfer-Encoding` and `Content-Length`, the library uses the
 /// first, and closes the connection after that request.
 fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> {
     if !head.headers.contains_key(TRANSFER_ENCODING) {

@@ -109,7 +109,7 @@ pub fn collect_curves(curves: &[Curve], into: &mut Families) {
 pub struct HotKey {
     /// The key, or the object as `namespace/name`; invalid UTF-8 is replaced.
     pub key: String,
-    /// The bytes in hexadecimal, if they are not UTF-8 or not printable.
+    /// The key's bytes in hexadecimal, if they are not UTF-8 or not printable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<String>,
     /// The upper bound of the share of all gets, 0 to 1.
@@ -150,7 +150,7 @@ impl HotKey {
 pub struct HotPrefix {
     /// The prefix; invalid UTF-8 is replaced.
     pub prefix: String,
-    /// The bytes in hexadecimal, if they are not UTF-8 or not printable.
+    /// The prefix's bytes in hexadecimal, if they are not UTF-8 or not printable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<String>,
     /// The upper bound of the share of all gets, 0 to 1.
@@ -193,7 +193,7 @@ impl HotReport {
         self.keys.iter_mut().for_each(HotKey::shorten);
     }
 
-    /// Adds the numbers in a curve about the prefixes as namespaces.
+    /// Adds the figures of a curve for the prefixes, which are namespaces there.
     pub fn add_namespaces(&mut self, curve: Option<MissRatioCurve>) {
         let namespaces = curve.map(|curve| curve.namespaces).unwrap_or_default();
         for hot in &mut self.prefixes {
@@ -218,7 +218,7 @@ pub struct HotDocument {
     /// The number of sampled misses, from which the reasons that the engine does not know are
     /// estimated.
     pub misses_sampled: u64,
-    /// The same for the object cache of a program that also has items.
+    /// The same document for the object cache of a program that also has items.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects: Option<Box<HotDocument>>,
 }
@@ -270,10 +270,10 @@ impl Misses {
     }
 }
 
-/// Returns the number of keys that a request for `/hot.json` asks for.
+/// Returns the number of keys that a request for `/hot.json` names.
 ///
 /// # Errors
-/// The response to a request that asks for none or for too many.
+/// The response to a request for no keys, or for too many.
 pub fn hot_count(request: &Request) -> Result<usize, Box<Response>> {
     let count = request.query("count").map(|count| count.parse().unwrap_or(0));
     match count.unwrap_or(HOT_SHOWN) {

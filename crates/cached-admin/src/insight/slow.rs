@@ -35,8 +35,8 @@ fn millis(duration: Duration) -> u64 {
 pub struct SlowRequest {
     /// The time at which the request ended, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// The origin of the request: `memcached`, or `store` for a request of the object cache to its
-    /// store.
+    /// The origin of the request: `memcached`, or `store` for a request that the object cache sends
+    /// to its store.
     pub listener: &'static str,
     /// The client's address, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,17 +68,17 @@ pub struct SlowLog {
 struct Kept {
     requests: VecDeque<SlowRequest>,
     count: u64,
-    /// The second in which lines are being counted, and the number of lines in it.
+    /// The second in which lines are being counted, and the number of lines in that second.
     second: u64,
     lines: u32,
-    /// The number of lines suppressed since the last one that was logged.
+    /// The number of suppressed lines since the last line that was logged.
     unlogged: u64,
 }
 
 /// The slow requests that are kept.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SlowReport {
-    /// The duration from which a request is slow; 0 if none is recorded.
+    /// The duration from which a request counts as slow; 0 if no requests are recorded.
     pub threshold_ms: u64,
     /// The number of slow requests since startup.
     pub count: u64,
@@ -116,20 +116,21 @@ impl SlowLog {
         log
     }
 
-    /// Returns the duration from which a request is slow; `None` if none is recorded.
+    /// Returns the duration from which a request counts as slow; `None` if no requests are
+    /// recorded.
     #[must_use]
     pub fn threshold(&self) -> Option<Duration> {
         Some(self.threshold_ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
-    /// Changes the duration from which a request is slow, with a resolution of one millisecond; 0
-    /// records nothing.
+    /// Changes the duration from which a request counts as slow, with a resolution of one
+    /// millisecond; 0 records nothing.
     pub fn set_threshold(&self, threshold: Duration) {
         let millis = u64::try_from(threshold.as_millis()).unwrap_or(u64::MAX);
         self.threshold_ms.store(millis, Ordering::Relaxed);
     }
 
-    /// Records a request that has just ended, if it took long enough.
+    /// Records a request that has just ended, if it was slow.
     pub fn record(&self, took: Duration, request: impl FnOnce() -> SlowRequest) {
         if self.threshold().is_some_and(|threshold| took >= threshold) {
             let mut request = request();

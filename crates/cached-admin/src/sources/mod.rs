@@ -24,8 +24,8 @@ use crate::status::document::{
     Distribution, Document, JournalCommits, JournalPart, ListenerPart, OperationPart, Store, Synapse,
 };
 
-/// Keeps a component shown. Dropping this removes the component from metrics, status and health,
-/// and releases it; it must be dropped before the component is closed.
+/// Keeps a component shown. Dropping this value removes the component from metrics, status and
+/// health, and releases it; this must happen before the component is closed.
 #[must_use = "dropping this removes the component from what is shown"]
 #[derive(Debug)]
 pub struct Shown {
@@ -35,7 +35,7 @@ pub struct Shown {
 
 impl Shown {
     /// Shows the metrics of `component`, with the program's prefix, and its part of the status,
-    /// until this is dropped.
+    /// until the result is dropped.
     pub fn new<C: Collect + Source + 'static>(admin: &AdminServer, component: &Arc<C>) -> Shown {
         let while_shown = Arc::downgrade(component);
         admin.status.add(WhileShown(Weak::clone(&while_shown)));
@@ -112,8 +112,8 @@ impl StoreSource {
         Shown::new(admin, &source)
     }
 
-    /// Sends a small request to the store whenever it has not replied to anything for a while, so
-    /// that its absence is noticed even when no client needs it. Ends with the store.
+    /// Sends a small request to the store whenever it has not replied for a while, so that its
+    /// absence is noticed even if no client needs the store. Ends with the store.
     pub async fn watch(store: Weak<dyn Blocker>, measurements: Arc<Measurements>) {
         // The object need not exist, because its absence is a valid reply.
         let Ok(object) = "cached/readiness".parse::<ObjectId>() else { return };

@@ -23,8 +23,8 @@ pub struct ObjectsSource {
 }
 
 impl ObjectsSource {
-    /// Shows an object cache: its metrics and its part of the document. While dirty data is much
-    /// older than it should become, or the journal does not work, the program is not ready. A
+    /// Shows an object cache: its metrics and its part of the document. The program is not ready
+    /// while dirty data is much older than it should become, or while the journal does not work. A
     /// detached cache is noted, but does not make the program unready.
     pub fn show(admin: &AdminServer, cache: &ObjectCache) -> Shown {
         let source = Arc::new(ObjectsSource { cache: cache.clone() });
@@ -122,10 +122,10 @@ fn name(of: &NamespaceCounters) -> String {
     of.namespace.as_ref().map_or_else(|| OTHERS.to_owned(), ToString::to_string)
 }
 
-/// Returns the namespaces that have their own series, followed by one with the sums of all others,
-/// if there are any. Configured namespaces have their own series, as do the first [`SERIES_MAX`]
-/// others that were used. The largest are not chosen, because their counters would jump as they
-/// come and go.
+/// Returns the namespaces that have their own series, followed by one entry with the sums of all
+/// others, if there are any. Configured namespaces have their own series, as do the first
+/// [`SERIES_MAX`] others that were used. The largest ones are not chosen, because their counters
+/// would jump as they come and go.
 fn with_series(all: Vec<NamespaceCounters>) -> Vec<NamespaceCounters> {
     let mut unconfigured = 0;
     let (mut shown, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|of| {
@@ -176,8 +176,8 @@ pub(super) fn collect_namespaces(all: Vec<NamespaceCounters>, into: &mut Familie
     }
 }
 
-/// Returns the namespaces with the most dirty data, then with the most data, and the number of the
-/// others.
+/// Returns the namespaces with the most dirty data, then those with the most data, and the number
+/// of the others.
 pub(super) fn namespace_parts(mut all: Vec<NamespaceCounters>) -> (Vec<NamespacePart>, u64) {
     all.sort_by_key(|of| std::cmp::Reverse((of.dirty_bytes, of.cached_bytes)));
     let others = all.len().saturating_sub(SHOWN_MAX) as u64;

@@ -120,7 +120,7 @@ pub struct ElectionPart {
     pub epoch: Option<u64>,
     /// The leader, if one is known.
     pub leader: Option<LeaderPart>,
-    /// The time at which this host's part began, in milliseconds of Unix time; 0 without one.
+    /// The time at which this host's role began, in milliseconds of Unix time; 0 without a role.
     pub since_unix_ms: u64,
     /// The reason for the last change of this host's part.
     pub reason: String,
@@ -144,7 +144,7 @@ pub struct ElectionPart {
 pub struct LeaderPart {
     /// Its name.
     pub node: String,
-    /// The address at which clients reach it.
+    /// The address at which clients reach the leader.
     pub address: String,
     /// Its epoch.
     pub epoch: u64,
@@ -409,7 +409,7 @@ pub struct VolumePart {
 pub struct S3Part {
     /// The host and the port of the endpoint.
     pub endpoint: String,
-    /// The endpoint as the last requests to it have shown it: `serving`, `slow` if it does not
+    /// The state of the endpoint according to the last requests: `serving`, `slow` if it does not
     /// respond in time, or `away` if it cannot be reached.
     pub state: &'static str,
     /// The time since which the endpoint has not been reachable, in milliseconds; 0 unless it is
@@ -437,8 +437,8 @@ pub struct S3Part {
     pub memory_bytes: u64,
     /// Bytes of bodies that came from the endpoint.
     pub endpoint_bytes: u64,
-    /// The buckets with the most requests. The bucket `/others` is all those that are not counted
-    /// individually.
+    /// The buckets with the most requests. The bucket `/others` stands for all those that are not
+    /// counted individually.
     pub buckets: Vec<BucketPart>,
     /// The number of other buckets that are counted individually.
     pub buckets_other: u64,

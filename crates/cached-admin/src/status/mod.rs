@@ -150,7 +150,7 @@ enum Cell {
     Whole(u64),
     /// A quantile.
     Fraction(f64),
-    /// Nothing was measured.
+    /// The value was not measured.
     Nothing,
 }
 

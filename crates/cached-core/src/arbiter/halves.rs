@@ -2,10 +2,9 @@
 
 use crate::balance::{Balance, Consumer, Needs, Transfer};
 
-/// The part of the memory, as a divisor, that must have been stored since the last decision before
-/// the next one.
+/// The minimum part of the memory, as a divisor, that must have been stored between two decisions.
 const STORED_DIVISOR: u64 = 256;
-/// The largest part of the memory, as a divisor, that moves at a time.
+/// The maximum part of the memory, as a divisor, that moves in one step.
 const MOVE_DIVISOR: u64 = 32;
 /// A half counts as full if at most this part of the whole memory, as a divisor, is free in it.
 const SPARE_DIVISOR: u64 = 64;
@@ -32,7 +31,7 @@ impl Half {
         }
     }
 
-    /// Returns the name by which it is reported.
+    /// Returns the name by which the half is reported.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +72,8 @@ impl Halves {
         [0, 1].map(|half| self.balance.gain(half) as u64)
     }
 
-    /// Decides on a move, given the present needs of items and of objects. `None`: nothing moves.
+    /// Decides on a move, given the present needs of items and of objects. Returns `None` if
+    /// nothing moves.
     pub(super) fn decide(&mut self, now: &[Needs; 2]) -> Option<Move> {
         let filled: [u64; 2] = std::array::from_fn(|at| {
             now[at].stored.saturating_sub(self.stored[at]).saturating_mul(now[at].entry_bytes)

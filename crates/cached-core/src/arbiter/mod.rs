@@ -84,7 +84,7 @@ pub struct SharedMemory {
     pub items_bytes_min: u64,
     /// The object cache's minimum.
     pub objects_bytes_min: u64,
-    /// The cost of a missed item. `None`: as much as the load of one bucket, so that a hit of
+    /// The cost of a missed item. `None` means the cost of loading one bucket, so that a hit in
     /// either half has the same value.
     pub item_miss: Option<Duration>,
 }
@@ -115,8 +115,8 @@ impl SharedMemory {
 
 /// Moves memory between a byte-keyed store and an object cache; see the [module](self).
 ///
-/// One thread calls [`look`](Arbiter::look) and [`step`](Arbiter::step); both halves may be used by any
-/// threads meanwhile.
+/// One thread calls [`look`](Arbiter::look) and [`step`](Arbiter::step), while any threads use both
+/// halves.
 #[derive(Debug)]
 pub struct Arbiter {
     kv: Kv,
@@ -128,8 +128,8 @@ pub struct Arbiter {
     halves: Halves,
     /// The move in progress, and how much of it remains.
     pending: Option<Move>,
-    /// Memory that one half has released and the other has not received yet; between two steps,
-    /// less than a region.
+    /// Memory that one half has released and that the other has not received yet. Between two
+    /// steps, it is less than a region.
     in_hand: u64,
     fruitless_steps: u32,
     metrics: Arc<ArbiterMetrics>,
@@ -137,7 +137,7 @@ pub struct Arbiter {
 
 impl Arbiter {
     /// Returns an arbiter over a store and a cache that were created with the ranges of `memory`.
-    /// It does not keep the cache alive.
+    /// The arbiter does not keep the cache alive.
     #[must_use]
     pub fn new(kv: Kv, objects: &ObjectCache, memory: SharedMemory) -> Arbiter {
         let items_bytes = kv.item_memory();
@@ -166,8 +166,8 @@ impl Arbiter {
         Arc::clone(&self.metrics)
     }
 
-    /// Decides whether memory moves, by the state of both halves. Does nothing while a move is in
-    /// progress, and once the cache has been dropped.
+    /// Decides whether memory moves, depending on the state of both halves. Does nothing while a
+    /// move is in progress, or after the cache has been dropped.
     pub fn look(&mut self) {
         let Some(objects) = self.objects.upgrade() else { return };
         if self.pending.is_some() {
@@ -182,7 +182,7 @@ impl Arbiter {
         }
     }
 
-    /// Does a bounded part of the move in progress. Returns false if there is none.
+    /// Does a bounded part of the move in progress. Returns false if no move is in progress.
     pub fn step(&mut self) -> bool {
         let Some(mut moved) = self.pending else { return false };
         let Some(objects) = self.objects.upgrade() else {

@@ -18,12 +18,12 @@ use crate::clock::Expiry;
 // memory.
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The length of a span as a part of its start time, as a binary logarithm.
+/// The length of a time span as a part of its start time, as a binary logarithm.
 const PARTS_SHIFT: u32 = 3;
 const PARTS: u32 = 1 << PARTS_SHIFT;
-/// Enough spans for 32 bits.
+/// The number of spans, which is sufficient for 32 bits.
 const SPANS: usize = ((32 - PARTS_SHIFT + 1) << PARTS_SHIFT) as usize;
-/// Marks that no expiry is recorded.
+/// The mark of a histogram in which no expiry is recorded.
 const NONE: u32 = u32::MAX;
 
 /// The histogram of a region.

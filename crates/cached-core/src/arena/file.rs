@@ -46,7 +46,7 @@ pub enum ArenaFileError {
     /// The path is a directory, a device or a socket.
     #[error("memory file {path} is not a regular file; name one on a tmpfs or a disk", path = .0.display())]
     NotAFile(PathBuf),
-    /// The file contains something else.
+    /// The file does not contain an arena.
     #[error(
         "memory file {path} holds something else than memory of cached, which would be lost; name another file, or \
          remove this one",
@@ -64,7 +64,7 @@ pub enum ArenaFileError {
     NotOwned {
         /// The file.
         path: PathBuf,
-        /// The user id of its owner.
+        /// The user ID of the file's owner.
         owner: u32,
         /// The user id of this process.
         user: u32,
@@ -85,7 +85,7 @@ pub(crate) enum Cold {
     /// The file is new or empty.
     #[error("the file is new")]
     New,
-    /// The file contains something else.
+    /// The file does not contain an arena.
     #[error("the file does not contain memory of cached")]
     Foreign,
     /// The file was created by a program with another layout.
@@ -102,7 +102,7 @@ pub(crate) enum Cold {
     /// The settings require another arena.
     #[error("the settings have changed: {0}")]
     Differs(String),
-    /// The system has rebooted since, and the earlier process had not ended cleanly.
+    /// The system has rebooted since the earlier process, which had not ended cleanly.
     #[error("the system has rebooted since, and the previous process had not ended cleanly")]
     UncleanBoot,
     /// The process that created the file ended before it was ready.
@@ -139,7 +139,7 @@ pub struct ArenaFile {
     earlier: Result<Identity, Cold>,
     resume_secs: u32,
     progress: Arc<RestartProgress>,
-    /// Whether another process has handed it over, and may still resume using it.
+    /// Whether another process has handed the file over, and may still resume using it.
     is_handed_over: bool,
 }
 
@@ -164,13 +164,13 @@ pub(crate) struct Opened {
 
 /// A file whose memory is mapped.
 pub(crate) struct MappedFile {
-    /// Includes the seeds of the file.
+    /// The identity of the memory, including the seeds of the file.
     pub(crate) identity: Identity,
-    /// The reason why there is nothing to take over; `None` if there is something.
+    /// The reason why there is nothing to take over; `None` if there are contents to take over.
     pub(crate) cold: Option<Cold>,
     /// Whether the earlier process ended cleanly, so that the checksums of regions are valid.
     pub(crate) was_clean: bool,
-    /// Whether another process has handed it over, and may still resume using it.
+    /// Whether another process has handed the file over, and may still resume using it.
     pub(crate) is_handed_over: bool,
     pub(crate) held: HeldFile,
     pub(crate) progress: Arc<RestartProgress>,
@@ -214,8 +214,8 @@ impl ArenaFile {
     /// Opens or creates a file, locks it, and reads its contents. Nothing in it changes yet.
     ///
     /// # Errors
-    /// [`ArenaFileError`], including for a file that contains something other than an arena. An
-    /// arena that cannot be taken over is not an error.
+    /// [`ArenaFileError`], including for a file that does not contain an arena. An arena that
+    /// cannot be taken over is not an error.
     pub fn open(path: impl AsRef<Path>) -> Result<ArenaFile, ArenaFileError> {
         let path = path.as_ref().to_owned();
         let failed = |what| failed(&path, what);
@@ -299,9 +299,9 @@ impl ArenaFile {
         Ok(ArenaFile { path, file, earlier, resume_secs, progress: Arc::default(), is_handed_over: false })
     }
 
-    /// Returns the second at which the clock of the store must start: the one at which the earlier
-    /// process ended, plus the time since then by the system's clock, or plus nothing if that clock
-    /// went back.
+    /// Returns the second at which the clock of the store must start: the second at which the
+    /// earlier process ended, plus the time since then by the system's clock; plus nothing if that
+    /// clock went back.
     #[must_use]
     pub fn resume_secs(&self) -> u32 {
         self.resume_secs
@@ -499,7 +499,7 @@ fn renew(path: &Path, file: &File, bytes: u64) -> Result<(), ArenaFileError> {
     reserve(file, bytes).map_err(failed(path, "there is no space for the memory"))
 }
 
-/// Sets the file's length and reserves its space. Without that, a page for which there is no space
+/// Sets the file's length and reserves its space. Otherwise, a page for which there is no space
 /// later would kill the process.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     if file.metadata()?.len() != bytes {
@@ -521,7 +521,7 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the id of the system's boot; 0 if it is unknown.
+/// Returns the ID of the system's boot; 0 if it is unknown.
 fn boot_id() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)

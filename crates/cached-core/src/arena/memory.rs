@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub(crate) struct Memory {
     base: *mut u8,
     len: usize,
-    /// Keeps the bytes mapped.
+    /// The mapping, which keeps the bytes mapped.
     #[cfg(not(miri))]
     map: Arc<MmapRaw>,
     #[cfg(miri)]
@@ -125,7 +125,7 @@ impl Drop for Memory {
 /// Any bytes must be a valid value, and all zeros the default one.
 pub(crate) unsafe trait Atomics: Default + Sync {}
 
-/// Values at consecutive numbers, in memory that is touched as they are used.
+/// Values at consecutive numbers, in memory that is touched when a value is used.
 #[cfg(not(shuttle))]
 pub(crate) struct Table<T> {
     memory: Memory,
@@ -143,7 +143,7 @@ impl<T: Atomics> Table<T> {
     /// Takes over the values of an earlier process.
     ///
     /// # Panics
-    /// If the memory is too small for them.
+    /// If the memory is too small for the values.
     pub(crate) fn over(memory: Memory, count: usize) -> Table<T> {
         assert!(memory.len() >= count * size_of::<T>(), "the memory is smaller than the table");
         assert!(memory.base().cast::<T>().is_aligned());
@@ -188,7 +188,7 @@ impl<T: Atomics> std::ops::Deref for Table<T> {
 }
 
 /// Asks the CPU to fetch the cache line at an address that will be read soon. This is only a hint,
-/// and every address is valid. Does nothing on CPUs other than x86-64.
+/// and every address is valid. On CPUs other than x86-64 it does nothing.
 #[inline]
 pub fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

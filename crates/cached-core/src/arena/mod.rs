@@ -35,10 +35,10 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RegionId(pub(crate) u32);
 
-/// The size of the smallest region. In smaller ones, headers and unused ends would waste too much
+/// The minimum size of a region. In smaller regions, headers and unused ends would waste too much
 /// space.
 pub(crate) const REGION_BYTES_MIN: usize = 64 << 10;
-/// The size of the largest region. With larger ones, eviction would be too coarse.
+/// The maximum size of a region. With larger regions, eviction would be too coarse.
 pub(crate) const REGION_BYTES_MAX: usize = 1 << 20;
 
 /// Returns the region size for an arena: a 256th of it, rounded down to a power of two, within the
@@ -90,7 +90,7 @@ pub enum ArenaError {
     },
 }
 
-/// A leaf: no other lock is taken while it is held.
+/// A leaf lock: no other lock is taken while it is held.
 static FREE: Rank = Rank::new("arena: free regions", 55);
 
 /// The memory and the table of its regions.
@@ -124,7 +124,7 @@ impl Arena {
     /// regions. All regions count as taken until [`restore_free`](Arena::restore_free) is called.
     ///
     /// # Errors
-    /// As for [`Arena::new`].
+    /// The errors of [`Arena::new`].
     pub(crate) fn in_memory_of(
         config: ArenaConfig,
         table: Memory,

@@ -45,8 +45,7 @@ pub(crate) struct Region {
     state: AtomicU32,
     pub(crate) pins: Pins,
     /// Lower half: bytes of entries that are in use or being written. Upper half: writers, that is,
-    /// entries that are allocated but not published. While there are any, the region is not
-    /// reclaimed.
+    /// entries that are allocated but not published. A region with writers is not reclaimed.
     usage: AtomicU64,
     /// The allocated bytes, including the header. The appending stream writes it once a walk can
     /// skip the entry up to there.
@@ -54,7 +53,7 @@ pub(crate) struct Region {
     owner: AtomicU32,
     /// The number of writers that wait for bytes from a client, which may take any time.
     arrivals: AtomicU32,
-    /// The queue of the region, or the one to which it will be added when sealed.
+    /// The queue of the region, or the queue to which it will be added when it is sealed.
     queue: AtomicU32,
     /// The region's position in the age order of the queues. It increases with every region taken
     /// or requeued.
@@ -100,7 +99,7 @@ impl Region {
     }
 
     /// Changes the state from `from` to `to`. Returns false, and changes nothing, if the state is
-    /// another one.
+    /// not `from`.
     pub(crate) fn shift(&self, from: RegionState, to: RegionState) -> bool {
         self.state.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

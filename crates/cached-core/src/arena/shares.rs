@@ -16,7 +16,7 @@ pub struct MemoryRange {
 }
 
 impl MemoryRange {
-    /// The largest ratio of `bytes_max` to `bytes_min`. The policy's records are sized by the
+    /// The maximum ratio of `bytes_max` to `bytes_min`. The policy's records are sized by the
     /// former, and are part of both.
     pub const RATIO_MAX: u64 = 32;
 
@@ -53,9 +53,9 @@ impl FreeRegions {
 }
 
 impl Arena {
-    /// Lowers an owner's share by one region, if the owner can then still take `keep`, and returns
-    /// the region's memory to the system. Returns whether it did. Must not be used for memory in a
-    /// file.
+    /// Lowers an owner's share by one region, if the owner can still take `keep` regions
+    /// afterwards, and returns the region's memory to the system. Returns whether it did. Memory in
+    /// a file must not be released this way.
     ///
     /// # Errors
     /// If the system refuses the memory; the share then stays unchanged.

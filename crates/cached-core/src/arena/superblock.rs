@@ -167,11 +167,11 @@ impl Identity {
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     state: AtomicU32,
-    /// The time at which a flush is due, in the clock's seconds; 0 for none.
+    /// The time at which a flush is due, in the clock's seconds; 0 means no flush.
     flush_due: AtomicU32,
     /// Entries in regions with a lower sequence number have been flushed.
     boundary: AtomicU64,
-    /// No CAS value from this one on has been used.
+    /// The bound of CAS values: no value from this one on has been used.
     cas_bound: AtomicU64,
     /// Lower half: the last recorded second of the clock. Upper half: the lower 32 bits of the Unix
     /// time at that moment.
@@ -253,7 +253,7 @@ impl Notes {
         stores::done();
     }
 
-    /// Removes the boundary, unless it has been raised meanwhile.
+    /// Removes the boundary, unless it has been raised in the meantime.
     pub(crate) fn clear_boundary(&self, boundary: u64) {
         // This fails if another flush has raised the boundary, which then stays.
         let _ = self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -285,8 +285,8 @@ impl Notes {
         self.time.store(u64::from(now) | u64::from(unix_secs() as u32) << 32, Ordering::Release);
     }
 
-    /// Returns the last recorded second of the clock, and the seconds that have passed since then;
-    /// 0 if the system's clock went back.
+    /// Returns the last recorded second of the clock, and the seconds that have passed since then
+    /// (0 if the system's clock went back).
     pub(super) fn time_since(&self) -> (u32, u32) {
         let time = self.time.load(Ordering::Acquire);
         // Unix times wrap after 136 years. A difference above half of that range is negative.

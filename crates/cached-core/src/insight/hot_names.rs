@@ -29,7 +29,7 @@ thread_local! {
 
 /// The sketches, and the time of the next sample.
 pub(crate) struct HotSketch {
-    /// `None`: sampling is off.
+    /// The counts; `None` if sampling is off.
     counts: Option<Mutex<Counts>>,
     dropped: AtomicU64,
 }
@@ -95,7 +95,7 @@ impl HotSketch {
         }
     }
 
-    /// Halves the counts if that is due. `requests` is the number of all requests since the start.
+    /// Halves the counts if this is due. `requests` is the number of all requests since the start.
     pub(crate) fn age(&self, now: Timestamp, requests: u64) {
         let Some(counts) = &self.counts else { return };
         let counts = &mut *lock(counts);
@@ -185,7 +185,7 @@ impl SpaceSaving {
         self.total
     }
 
-    /// Halves all counts, so that the past counts less and less.
+    /// Halves all counts, so that older requests count less and less.
     pub fn halve(&mut self) {
         self.total /= 2;
         // The entries remain in heap order.

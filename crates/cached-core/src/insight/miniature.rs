@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 /// Most entries have at least this size, as in the store itself.
 const ENTRY_BYTES_USUAL: f64 = 256.0;
-/// The number of entries for which a policy keeps ghosts, at the cache's own size; at most.
+/// The maximum number of entries for which a policy keeps ghosts, at the cache's own size.
 const GHOST_ENTRIES_MAX: f64 = 32_768.0;
 
 /// A cache of one size.
@@ -31,7 +31,7 @@ pub(super) struct Miniature {
     ring_bytes: [u64; QUEUES_MAX],
     /// The number of sampled entries.
     pub(super) entries: usize,
-    /// The memory, as a multiple of the cache's own.
+    /// The memory, as a multiple of the cache's own memory.
     factor: f64,
     /// The number of entries evicted.
     pub(super) evictions: u64,
@@ -41,7 +41,7 @@ pub(super) struct Miniature {
 /// The extrapolation from the sampled entries to all entries.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Scale {
-    /// The number of names that a sampled one represents.
+    /// The number of names that a sampled name represents.
     pub(super) weight: f64,
     /// The cache's memory, in bytes.
     pub(super) memory_bytes: u64,
@@ -155,7 +155,7 @@ impl Miniature {
         self.entries += 1;
     }
 
-    /// Lets the policy decide about the entry at a ring's tail. Returns false if there is none.
+    /// Lets the policy decide about the entry at a ring's tail. Returns false if there is no entry.
     fn judge_one(&mut self, names: &mut Names, at: usize, scale: &Scale, now: u32) -> bool {
         let named = self.policy.victim(self.ring_bytes.map(|bytes| scale.weigh(bytes)));
         self.hits = policy::hits(&*self.policy);

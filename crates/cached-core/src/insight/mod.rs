@@ -63,12 +63,12 @@ pub enum Sampling {
     /// None.
     #[default]
     Off,
-    /// Requests for one name in 256 at first; for more names if there are few requests, and for
-    /// fewer if there are many: about two thousand requests per second, and up to 16 384 names in
-    /// the cache.
+    /// Requests for one name in 256 at first. If there are few requests, more names are sampled,
+    /// and if there are many, fewer: about two thousand requests per second, and up to 16 384 names
+    /// in the cache.
     Adaptive,
-    /// Requests for this share of all names, 0 to 1; fewer only to keep at most 16 384 names in the
-    /// cache. With 1, a small cache is simulated exactly, at some hundred instructions per request.
+    /// Requests for this share of all names, 0 to 1, but for at most 16 384 names in the cache.
+    /// With 1, a small cache is simulated exactly, at some hundred instructions per request.
     Share(f64),
 }
 
@@ -247,7 +247,7 @@ pub struct MissRatioCurve {
 /// The predicted miss ratio with one amount of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CurvePoint {
-    /// The memory as a multiple of the cache's.
+    /// The memory as a multiple of the cache's memory.
     pub factor: f64,
     /// The memory in bytes.
     pub memory_bytes: u64,
@@ -326,8 +326,8 @@ pub struct ItemShape {
     /// Seconds since the last use, in the same classes; the first class has the items used in the
     /// current second.
     pub idle_secs: Vec<u64>,
-    /// Seconds since the item was stored or last kept by an eviction, with an error of the time in
-    /// which a region fills; in the same classes.
+    /// Seconds since the item was stored or last kept by an eviction, in the same classes. The
+    /// error is the time in which a region fills.
     pub age_secs: Vec<u64>,
     /// Seconds until the item expires, in the same classes.
     pub ttl_secs: Vec<u64>,

@@ -11,7 +11,7 @@ use crate::policy::QueueId;
 /// expiry.
 const LARGER: usize = 3;
 
-/// A name's state in the cache of one size.
+/// The state of a name in the cache of one size.
 ///
 /// ```text
 ///   7       6     5        3 2    0
@@ -86,8 +86,8 @@ impl Place {
 pub(super) struct Name {
     hash: u64,
     pub(super) bytes: u32,
-    /// The second in which the entry expires, 0 for never: for the smaller sizes together, and for
-    /// each larger one.
+    /// The second in which the entry expires, 0 for never: one for all smaller sizes together, and
+    /// one for each larger size.
     expiry: [u32; 1 + SIZES - LARGER],
     places: [Place; SIZES],
     pub(super) namespace: u8,
@@ -116,7 +116,7 @@ impl Names {
         self.index.find(mixed(hash), |name| self.names[*name as usize].hash == hash).copied()
     }
 
-    /// Returns the name with this hash, which is added if it is missing.
+    /// Returns the name with this hash. A missing name is added.
     pub(super) fn find_or_enter(&mut self, hash: u64, bytes: u32, namespace: u8) -> u32 {
         if let Some(name) = self.find(hash) {
             return name;
@@ -237,7 +237,7 @@ impl Default for Namespaces {
 }
 
 impl Namespaces {
-    /// Returns the number of a namespace, and assigns one if any is free.
+    /// Returns the number of a namespace. Assigns a number if it has none and one is free.
     pub(super) fn number_of(&mut self, name: &[u8]) -> u8 {
         if name.is_empty() {
             return OTHERS;

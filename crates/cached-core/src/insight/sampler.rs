@@ -8,10 +8,10 @@
 
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, thread_number, try_lock};
 
-/// The most samples that wait in one queue.
+/// The maximum number of samples that wait in one queue.
 const QUEUE_SAMPLES_MAX: usize = 2048;
-/// The longest prefix that is recorded, in bytes. Keys with a longer one count as keys without a
-/// prefix.
+/// The maximum length of a recorded prefix, in bytes. A key with a longer prefix counts as a key
+/// without one.
 pub(crate) const PREFIX_BYTES_MAX: usize = 26;
 
 /// An event of a name.
@@ -27,7 +27,7 @@ pub(crate) enum Event {
     Flushed,
     /// An entry was stored under the name.
     Store,
-    /// The entry was changed, so it exists and can be evicted again. This does not count as a use.
+    /// The entry was changed, so it exists and can be evicted. This does not count as a use.
     Return,
     /// The entry's expiry was changed.
     Touch,
@@ -87,8 +87,8 @@ impl Sample {
 
 /// The threshold and the queues.
 pub(crate) struct Sampler {
-    /// Names with a hash below it are sampled; with 0, none are. It is on a cache line that is
-    /// written only when the threshold changes.
+    /// The threshold: names with a hash below it are sampled; 0 samples no names. It is on a cache
+    /// line that is written only when the threshold changes.
     threshold: Threshold,
     queues: Box<[Queue]>,
 }
@@ -147,7 +147,7 @@ impl Sampler {
         self.queues.iter().map(|queue| queue.dropped.load(Ordering::Relaxed)).sum()
     }
 
-    /// Calls `each` with all queued samples. Threads that add samples meanwhile do not wait for it.
+    /// Calls `each` with all queued samples. Threads that add samples in the meantime do not wait.
     pub(crate) fn drain(&self, mut each: impl FnMut(&Sample)) {
         let mut taken = Vec::new();
         for queue in &self.queues {

@@ -26,8 +26,8 @@ use crate::clock::Expiry;
 pub(super) const ENTRIES_KEPT: usize = 16_384;
 /// If a full cache has fewer entries than this, sampling restarts with four times as many names.
 const ENTRIES_TOO_FEW: usize = ENTRIES_KEPT / 8;
-/// The most names in caches of any size. With expiries and deletions, the contents of the sizes may
-/// differ widely.
+/// The maximum number of names in caches of any size. With expiries and deletions, the contents of
+/// the sizes may differ widely.
 const NAMES_MAX: usize = 5 * ENTRIES_KEPT;
 /// The length of a window of counting. Reports cover one to two windows.
 const WINDOW_SECS: u32 = 600;
@@ -60,7 +60,7 @@ const PACED_ENTRIES_MIN: usize = 128;
 struct Counts {
     requests: f64,
     misses: [f64; SIZES],
-    /// Misses of the cache itself.
+    /// The misses of the cache itself.
     missed: f64,
 }
 
@@ -276,7 +276,7 @@ impl Simulation {
         self.names.release_if_absent(name);
     }
 
-    /// Records the bytes of an entry, the same in all sizes.
+    /// Records the size of an entry in bytes, which is the same in all simulated sizes.
     fn resize(&mut self, name: u32, bytes: u32) {
         let (_, before) = self.names.hash_and_bytes(name);
         if before == u64::from(bytes) {
@@ -306,8 +306,8 @@ impl Simulation {
         }
     }
 
-    /// Called with the cache's counters after samples have been applied. Adapts the threshold, and
-    /// starts a new window if that is due. Returns the threshold.
+    /// Ends a round, given the cache's counters after its samples have been applied. Adapts the
+    /// threshold, and starts a new window if this is due. Returns the threshold.
     pub(crate) fn end(&mut self, totals: Option<Totals>, dropped: u64) -> u64 {
         self.totals = totals;
         self.sweep();
@@ -401,8 +401,8 @@ impl Simulation {
         self.weigh();
     }
 
-    /// Samples more names. All sizes start empty, because nothing is known about the names not
-    /// sampled so far.
+    /// Samples more names. All sizes start empty, because nothing is known about the names that
+    /// were not sampled so far.
     fn sample_more(&mut self) {
         self.threshold = self.threshold.saturating_mul(4);
         self.clear();

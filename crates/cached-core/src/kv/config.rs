@@ -22,13 +22,13 @@ pub struct KvConfig {
     /// items, in bytes; at least [`ARENA_BYTES_MIN`]. The index needs about 8 more bytes per item.
     pub arena_bytes: usize,
     /// The range in which an [`arbiter`](crate::arbiter) can change `arena_bytes` at run time;
-    /// `None`: it never changes. A store with a range must evict, use a policy that remembers
-    /// evicted items, and have neither a file nor huge pages.
+    /// `None` if it never changes. A store with a range must evict, must use a policy that
+    /// remembers evicted items, and must have neither a file nor huge pages.
     pub memory_range: Option<MemoryRange>,
     /// The limit for an item, key and value together, in bytes: from [`ITEM_BYTES_MIN`] to
     /// [`ITEM_BYTES_MAX`], and at most half of `arena_bytes` or of the minimum of `memory_range`.
     pub item_bytes_max: usize,
-    /// The number of threads that can append at the same time without waiting for each other; at
+    /// The number of threads that can append simultaneously without waiting for each other; at
     /// least 1.
     pub lanes: usize,
     /// Whether every item has a CAS value, which takes 8 bytes.
@@ -41,12 +41,12 @@ pub struct KvConfig {
     pub huge_pages: bool,
     /// The clock by which items expire.
     pub clock: Arc<dyn Clock>,
-    /// Called at every change of an item.
+    /// The hook that is called at every change of an item.
     pub change_hook: Option<Arc<dyn ChangeHook>>,
-    /// Called at every eviction, with the item.
+    /// The hook that is called at every eviction, with the item.
     pub eviction_hook: Option<Arc<dyn EvictionHook>>,
-    /// The seed of the key hash; `None` draws a random one, so that clients cannot aim keys at one hash
-    /// bucket.
+    /// The seed of the key hash. `None` draws a random seed, so that clients cannot aim keys at one
+    /// hash bucket.
     pub hash_seed: Option<u64>,
     /// The sample of keys for simulating other amounts of memory ([`Kv::miss_ratio_curve`]). It
     /// needs eviction and a policy known to [`by_name`](crate::policy::by_name). It uses up to
@@ -57,7 +57,8 @@ pub struct KvConfig {
     /// The file that holds the memory and outlives the process. The [clock](KvConfig::clock) must
     /// start at [`ArenaFile::resume_secs`] or later.
     pub file: Option<ArenaFile>,
-    /// Smaller regions than the arena's size would give, so that a test has many of them.
+    /// The size of regions, smaller than the arena's size would give, so that a test has many
+    /// regions.
     #[cfg(test)]
     pub(crate) region_bytes: Option<usize>,
     /// Whether a new memory file has checksums. Files of earlier builds do not have them.
@@ -104,7 +105,7 @@ impl Default for KvConfig {
 
 /// The smallest [`KvConfig::arena_bytes`].
 pub const ARENA_BYTES_MIN: usize = 1 << 20;
-/// The smallest minimum of a range, up to half of which the policy uses for its records.
+/// The lowest possible minimum of a range. The policy uses up to half of it for its records.
 const RANGE_BYTES_MIN: u64 = 2 * ARENA_BYTES_MIN as u64;
 /// The smallest [`KvConfig::item_bytes_max`].
 pub const ITEM_BYTES_MIN: usize = 1 << 10;
@@ -130,7 +131,7 @@ pub enum KvConfigError {
     /// The range of the memory is invalid.
     #[error("memory_range: {0}")]
     Range(String),
-    /// There are no lanes.
+    /// The number of lanes is zero.
     #[error("lanes must be at least 1")]
     NoLane,
     /// The system refused the memory.
@@ -149,12 +150,12 @@ pub enum KvConfigError {
     ClockBehind {
         /// The clock's time, in seconds.
         clock: u32,
-        /// The time at which it must start, in seconds.
+        /// The time at which the clock must start, in seconds.
         resume: u32,
     },
 }
 
-/// Converts a number of bytes; one beyond the address space becomes the largest possible.
+/// Converts a number of bytes. A number beyond the address space becomes the maximum.
 fn bytes(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -243,7 +244,7 @@ pub enum CasError {
     /// The item has changed since its CAS value was read.
     #[error("the item has changed since its CAS value was read")]
     Changed,
-    /// There is no item.
+    /// The item does not exist.
     #[error("there is no item with this key")]
     NotFound,
     /// The value cannot be stored at all.
@@ -266,7 +267,7 @@ pub enum PrefixError {
 /// The reason why a number was not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CountError {
-    /// There is no item.
+    /// The item does not exist.
     #[error("there is no item with this key")]
     NotFound,
     /// The value is not a decimal number below 2^64.

@@ -64,7 +64,7 @@ pub(super) struct Leader<'a> {
 /// A caller that waits for the value. It resolves to `None` if the flight is abandoned.
 pub(super) struct Follower {
     flight: Arc<Flight>,
-    /// The index of its waker.
+    /// The index of the follower's waker.
     place: Option<usize>,
 }
 
@@ -216,11 +216,12 @@ impl<T: Into<Vec<u8>>> From<T> for NewValue {
 }
 
 impl Kv {
-    /// Returns a copy of a key's value. If there is none, calls `make` and stores the result.
+    /// Returns a copy of a key's value. If the key has no value, calls `make` and stores the
+    /// result.
     ///
-    /// If several threads and tasks miss a key at the same time, one calls `make` and the others
-    /// wait for its value. If `make` panics, one of them calls its own. `make` runs without a lock
-    /// and may use the store, but must not ask for the same key with any of these methods, because
+    /// If several threads and tasks miss a key simultaneously, one calls `make` and the others wait
+    /// for its value. If `make` panics, one of the others calls its own. `make` runs without a lock
+    /// and may use the store, but must not request the same key with any of these methods, because
     /// it would wait for itself.
     ///
     /// The value is returned even if it cannot be stored because it is too large or no memory can
@@ -239,7 +240,7 @@ impl Kv {
     /// ```
     ///
     /// # Panics
-    /// If `make` does.
+    /// If `make` panics.
     pub fn get_or_insert_with<V: Into<NewValue>>(&self, key: &[u8], make: impl FnOnce() -> V) -> Vec<u8> {
         let Ok(value) = self.try_get_or_insert_with(key, || Ok::<V, Infallible>(make()));
         value
@@ -256,11 +257,11 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// The error of `make`. Nothing is stored then, and one of the callers that waited calls its
+    /// The error of `make`. Then nothing is stored, and one of the callers that waited calls its
     /// own `make`.
     ///
     /// # Panics
-    /// If `make` does.
+    /// If `make` panics.
     pub fn try_get_or_insert_with<V: Into<NewValue>, E>(
         &self,
         key: &[u8],
@@ -304,7 +305,7 @@ impl Kv {
     /// fail.
     ///
     /// # Errors
-    /// The error of `make`. Nothing is stored then, and one of the callers that waited creates the
+    /// The error of `make`. Then nothing is stored, and one of the callers that waited creates the
     /// value instead.
     pub async fn try_get_or_insert_async<V: Into<NewValue>, E>(
         &self,

@@ -36,7 +36,7 @@ pub(super) struct Inner {
     pub(super) eviction_hook: Option<Arc<dyn EvictionHook>>,
     pub(super) expirations: Expirations,
     pub(super) insight: Insight,
-    /// The file of the memory, if it is in one.
+    /// The file of the memory, if the memory is in a file.
     pub(super) store_file: Option<StoreFile>,
 }
 
@@ -60,8 +60,7 @@ pub(super) struct Found<'a> {
 
 impl Inner {
     /// Returns the time, after running a scheduled flush that has become due. Each operation calls
-    /// this once, before it takes a lock, and passes the time on, because a flush takes every
-    /// lane's lock.
+    /// this once, before it takes a lock, and passes on the time: a flush takes every lane's lock.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn now(&self) -> u32 {
@@ -220,8 +219,8 @@ impl Inner {
             && self.prefixes.is_ended(&self.index, self.hasher.hash(item.key()), item.key())
     }
 
-    /// Records that a key without an item is being stored; false if it must not be stored. The
-    /// caller holds the lock of its hash bucket.
+    /// Records that a key without an item is being stored. Returns false if it must not be stored.
+    /// The caller holds the lock of its hash bucket.
     #[inline]
     #[must_use]
     pub(super) fn note_stored(&self, hash: KeyHash, key: &[u8]) -> bool {
@@ -264,8 +263,8 @@ impl Inner {
         }
     }
 
-    /// Records a use of the item by a client that did not get its value. It is as safe from
-    /// eviction as an item that was read, but does not count as read.
+    /// Records a use of the item by a client that did not get its value. The item is as safe from
+    /// eviction as one that was read, but does not count as read.
     pub(super) fn bump_unread(&self, item: ItemPtr, now: u32) {
         let before = item.state();
         let after = self.log.hits.after(before) & !state::FETCHED | before & state::FETCHED;
@@ -297,8 +296,8 @@ impl Inner {
         }
     }
 
-    /// Changes an item's expiry; false if its entry has no expiry field. The caller holds the lock
-    /// of its hash bucket.
+    /// Changes an item's expiry. Returns false if its entry has no expiry field. The caller holds
+    /// the lock of its hash bucket.
     #[must_use]
     pub(super) fn set_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) -> bool {
         let before = item.expiry();
@@ -337,7 +336,7 @@ impl Inner {
 
 /// A scheduled flush.
 pub(super) struct FlushSchedule {
-    /// The time at which it is due, in the clock's seconds; 0 for none.
+    /// The time at which the flush is due, in the clock's seconds; 0 means no flush.
     due: AtomicU32,
     /// The number of flushes so far.
     flushes: AtomicU32,
@@ -358,7 +357,7 @@ impl FlushSchedule {
         }
     }
 
-    /// Returns the time at which a flush is due, in the clock's seconds; 0 for none.
+    /// Returns the time at which a flush is due, in the clock's seconds; 0 means no flush.
     #[inline]
     pub(super) fn due(&self) -> u32 {
         self.due.load(Ordering::Relaxed)

@@ -17,7 +17,7 @@ pub(super) struct Hint<'a> {
     hash: KeyHash,
 }
 
-/// An item, or a piece of its value, with its hash bucket locked.
+/// An item, or a piece of its value, whose hash bucket is locked.
 pub(super) struct Live<'a> {
     inner: &'a Inner,
     bucket: BucketGuard<'a>,
@@ -94,7 +94,7 @@ impl Inner {
         Some((Found { slot, item, location }, position))
     }
 
-    /// Removes a flushed or expired item; returns whether it was one.
+    /// Removes a flushed or expired item. Returns false if the item is neither.
     fn remove_from_walk(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> bool {
         let ended = self.remove_if_ended(bucket, found, now);
         if ended == Err(Miss::Expired) {

@@ -48,7 +48,7 @@ impl Kv {
     /// Stores a value until it is removed or evicted.
     ///
     /// # Errors
-    /// [`StoreError`]. The old value, if there is one, then remains.
+    /// [`StoreError`]. The old value, if there is one, then stays.
     pub fn set(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::NEVER).map(drop)
     }
@@ -66,12 +66,12 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`]; the old value, if there is one, stays then.
+    /// [`StoreError`]. The old value, if there is one, then stays.
     pub fn set_for(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::after_duration(self.now_secs(), ttl)).map(drop)
     }
 
-    /// Stores a value if the key has none. Returns whether it was stored.
+    /// Stores a value if the key has no value. Returns whether it was stored.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -90,7 +90,7 @@ impl Kv {
     /// Stores a value if the key has one already. Returns whether it was stored.
     ///
     /// # Errors
-    /// [`StoreError`]. The old value then remains.
+    /// [`StoreError`]. The old value then stays.
     pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Replace, key, value, Expiry::NEVER)
     }
@@ -182,7 +182,7 @@ impl Kv {
         self.fetch(key, self.hash(key), &FetchOptions { touch, ..FetchOptions::default() }, |_, _| ()).is_ok()
     }
 
-    /// Removes an item. Returns whether there was one.
+    /// Removes an item. Returns whether the item existed.
     pub fn remove(&self, key: &[u8]) -> bool {
         self.delete(key, self.hash(key), &DeleteOptions::default()) == DeleteOutcome::Done
     }
@@ -190,8 +190,8 @@ impl Kv {
     /// Returns an iterator over copies of all keys and values, in no particular order.
     ///
     /// The store may change during the iteration: an item that exists throughout is returned at
-    /// least once (twice, if the index grows past it); other items may be. Expired items are left
-    /// out, and no item counts as used.
+    /// least once (twice, if the index grows past it); other items may be returned. Expired items
+    /// are left out, and no item counts as used.
     ///
     /// Each step copies at most the items of one hash bucket, about ten, and locks it only for that
     /// time; if many items have been removed, it may skip empty hash buckets. The iterator holds no
@@ -211,8 +211,8 @@ impl Kv {
         self.copies(|item| (item.key().to_vec(), item.to_vec()))
     }
 
-    /// Returns an iterator over copies of all keys. What [`Kv::iter`] says about a changing store
-    /// applies here too.
+    /// Returns an iterator over copies of all keys. The remarks of [`Kv::iter`] about a changing
+    /// store apply here too.
     ///
     /// ```
     /// # use cached_core::kv::Kv;

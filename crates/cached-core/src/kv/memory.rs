@@ -77,7 +77,7 @@ impl KvMemory {
 
 impl Kv {
     /// Returns the store's needs in a shared memory, except for the minimum and the cost of a miss.
-    /// It goes through all shards of the index.
+    /// This goes through all shards of the index.
     pub(crate) fn needs(&self) -> Needs {
         let inner = &self.inner;
         let (stored, items) = inner.index.stored_and_items();
@@ -119,7 +119,7 @@ impl Kv {
         self.inner.log.release_step(&*self.inner, now)
     }
 
-    /// Adds one region of memory. Returns false if the store has its maximum already.
+    /// Adds one region of memory. Returns false if the store already has its maximum.
     pub(crate) fn take_region(&self) -> bool {
         self.inner.log.arena.add_to_share(Owner::Kv)
     }

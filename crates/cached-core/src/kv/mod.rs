@@ -130,13 +130,13 @@ impl std::fmt::Debug for Kv {
     }
 }
 
-/// Most items occupy at least this much. It determines the number of ghosts (the policy's records
-/// of evicted items).
+/// The size that most items exceed. It determines the number of ghosts (the policy's records of
+/// evicted items).
 const ENTRY_BYTES_USUAL: usize = 256;
 
-/// While a flush of a prefix is swept, newly stored keys with that prefix are marked: at most one
-/// key per `MARK_PER_BYTES` of the arena, or `MARKS_MIN` if that is more. At 40 bytes each, that is
-/// a fiftieth of the arena.
+/// The number of arena bytes per mark. While a flush of a prefix is swept, newly stored keys with
+/// that prefix are marked: at most one key per `MARK_PER_BYTES` of the arena, or `MARKS_MIN` if
+/// that is more. At 40 bytes each, the marks take a fiftieth of the arena.
 const MARK_PER_BYTES: usize = 2048;
 const MARKS_MIN: usize = 1024;
 
@@ -248,7 +248,7 @@ impl Kv {
     /// store during the call.
     ///
     /// # Panics
-    /// If they do not; the message names the contradiction.
+    /// If they do not agree. The message names the contradiction.
     pub fn validate(&self) {
         let inner = &self.inner;
         let log = &inner.log;
@@ -337,22 +337,22 @@ impl Kv {
 ///  a flush that is due ─> lanes, in their order ─> reclaimer ─> a shard's growth ─> hash bucket ─> one leaf: overflow pool,
 ///                                                                                      queues or free regions
 /// ```
-/// While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the
-/// leaves, so the locks that they take rank above.
+/// While a hash bucket is locked, a lane is only *tried*. The hooks run under all of these locks
+/// except the leaves, so the locks that the hooks take rank above.
 mod lock_ranks {
     use crate::lock_order::Rank;
 
     /// The lowest lock level of the store.
     pub(super) const LOWEST: u32 = 10;
 
-    /// Taken while no other lock is held. Operations that start meanwhile wait until the flush is
-    /// done.
+    /// Taken while no other lock is held. Operations that start during the flush wait until it has
+    /// ended.
     pub(super) static FLUSH: Rank = Rank::new("kv: a flush that is due", 9);
     pub(super) static LANE: Rank = Rank::new("kv: lane", LOWEST);
     pub(super) static RECLAIMER: Rank = Rank::new("kv: reclaimer", 20);
     pub(super) static GROWTH: Rank = Rank::new("kv: growth of an index shard", 30);
-    /// The sweep of flushed prefixes, and the table of these. Both are held while hash buckets are
-    /// locked or copies of the table are replaced.
+    /// The sweep of flushed prefixes, and the table of these prefixes. Both are held while hash
+    /// buckets are locked or copies of the table are replaced.
     pub(super) static SWEEP: Rank = Rank::new("kv: sweep of flushed prefixes", 25);
     pub(super) static PREFIX_TABLE: Rank = Rank::new("kv: table of flushed prefixes", 35);
     pub(super) static BUCKET: Rank = Rank::new("kv: hash bucket", 40);

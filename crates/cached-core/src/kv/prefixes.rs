@@ -28,7 +28,7 @@ use crate::hash::SeededState;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, thread_number};
 use blocker::metrics::counters;
 
-/// The most prefixes in the table. Each operation compares its key with all of them.
+/// The maximum number of prefixes in the table. Each operation compares its key with all of them.
 pub(super) const PENDING_MAX: usize = 256;
 
 /// The position of a sweep that has passed all keys.
@@ -40,7 +40,7 @@ const UNIT_MASK: u64 = (1 << UNITS_SHIFT) - 1;
 /// A prefix in the table.
 pub(super) struct Pending {
     prefix: Box<[u8]>,
-    /// The number of its flush; later flushes have higher numbers.
+    /// The number of the prefix's flush; later flushes have higher numbers.
     number: u64,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Pending {
 #[derive(Default)]
 pub(super) struct Table {
     entries: Vec<Arc<Pending>>,
-    /// The first eight bytes of each prefix, and a mask of the valid ones. A key is compared with
+    /// The first eight bytes of each prefix, and a mask of the valid bytes. A key is compared with
     /// these first.
     heads: Vec<(u64, u64)>,
     /// The number of entries, from the first on, that belong to the sweep in progress.
@@ -96,8 +96,8 @@ pub(super) struct PrefixFlushes {
     copies: Box<[TableCopy]>,
     /// The number of the last flush.
     number: AtomicU64,
-    /// The progress of the sweep: the shard, the binary logarithm of its number of units, the next
-    /// unit.
+    /// The progress of the sweep: the shard, the binary logarithm of its number of units, and the
+    /// next unit.
     position: AtomicU64,
     /// The sweep in progress, which works in slices under this lock.
     pub(super) sweep: Mutex<Option<Sweep>>,
@@ -173,7 +173,7 @@ impl PrefixFlushes {
         self.marks.max as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
     }
 
-    /// Adds a prefix, which replaces waiting ones that begin with it. Calls `entered` once all
+    /// Adds a prefix, which replaces waiting prefixes that begin with it. Calls `entered` once all
     /// operations that start from now on find the prefix. Returns false, and does nothing, if the
     /// table is full.
     pub(super) fn request(&self, prefix: &[u8], entered: impl FnOnce()) -> bool {
@@ -331,7 +331,8 @@ impl PrefixFlushes {
 // A mark is a key stored while one of its prefixes was in the table, with the number of the latest
 // flush at that time.
 
-/// The most bytes per mark: a hash map doubles its size, and needs two words and a byte per entry.
+/// The maximum number of bytes per mark: a hash map doubles its size, and needs two words and a
+/// byte per entry.
 pub(in crate::kv) const MARK_BYTES_MAX: usize = 40;
 
 /// The number of maps, so that threads which mark keys rarely contend.

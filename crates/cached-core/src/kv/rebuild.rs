@@ -33,7 +33,7 @@ struct Part {
     with_items: Vec<RegionId>,
 }
 
-/// Which entries must match their checksums.
+/// The entries that must match their checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Check {
     Regions,
@@ -45,7 +45,7 @@ pub(super) enum Check {
 /// The result of linking an item.
 enum Linked {
     Yes,
-    /// There were two items of the key, and one of them was left out.
+    /// The key had two items, of which one was left out.
     Replaced,
     NoRoom,
 }
@@ -263,9 +263,9 @@ pub(super) struct Entry {
 
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// May be live.
+    /// An item, which may be live.
     Item(ItemPtr),
-    /// May be in use: the list of its item decides.
+    /// A piece, which may be in use: the list of its item decides.
     Piece { data_bytes: u32, owner: KeyHash },
 }
 

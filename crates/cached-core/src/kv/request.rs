@@ -9,11 +9,11 @@ pub enum StoreMode {
     /// Stores unconditionally.
     #[default]
     Set,
-    /// Stores only if there is no item; an existing item counts as used.
+    /// Stores only if there is no item. An existing item counts as used.
     Add,
-    /// Stores only if there is an item.
+    /// Stores only if the item exists.
     Replace,
-    /// Stores only if there is an item with the CAS value [`StoreOptions::compare`].
+    /// Stores only if the item exists and has the CAS value [`StoreOptions::compare`].
     Cas,
     /// Appends to the item's value; its flags and expiry stay.
     Append,
@@ -32,8 +32,8 @@ pub struct StoreOptions {
     pub expiry: Expiry,
     /// Whether the client sent the key in base64 (meta commands); kept for replies.
     pub key_binary: bool,
-    /// The expected CAS value; 0 for none. [`StoreMode::Cas`] with 0 never matches. Append and
-    /// prepend check it unless it is 0; the other modes ignore it.
+    /// The expected CAS value; 0 means none. [`StoreMode::Cas`] with 0 never matches. Append and
+    /// prepend check the value unless it is 0; the other modes ignore it.
     pub compare: u64,
     /// With [`StoreMode::Cas`]: an older CAS value is accepted too, but then the item keeps its
     /// expiry and is marked as stale (meta set with `I`).
@@ -49,7 +49,7 @@ pub struct StoreOptions {
 pub enum StoreOutcome {
     /// Stored.
     Stored {
-        /// The item's new CAS value; 0 if the store has none.
+        /// The item's new CAS value; 0 if the store has no CAS values.
         cas: u64,
         /// The length of the whole value (the joined one after append and prepend).
         value_bytes: usize,
@@ -58,7 +58,7 @@ pub enum StoreOutcome {
     NotStored,
     /// The item has another CAS value.
     Exists,
-    /// There is no item to compare with.
+    /// The item to compare with does not exist.
     NotFound,
     /// Key and value exceed the limits of an item. The old item is unchanged.
     TooLarge,
@@ -69,9 +69,9 @@ pub enum StoreOutcome {
 /// The options of [`Kv::fetch`](super::Kv::fetch).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FetchOptions {
-    /// Gives the item this expiry.
+    /// The expiry to be set for the item.
     pub touch: Option<Expiry>,
-    /// Does not count the fetch as a use of the item.
+    /// Whether the fetch does not count as a use of the item.
     pub no_bump: bool,
     /// Creates an empty item with this expiry if there is none (meta `N`). The caller that creates
     /// it wins the right to refresh it. A created item is not touched; one that expires immediately
@@ -98,7 +98,7 @@ pub struct Fetched {
     pub created: bool,
     /// Whether this caller has won the right to refresh the item.
     pub won: bool,
-    /// Whether another caller had won it before.
+    /// Whether another caller had won the right before.
     pub token_sent: bool,
     /// Whether the item is marked stale.
     pub stale: bool,
@@ -113,14 +113,14 @@ pub struct Fetched {
 /// The reason why a key has no item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Miss {
-    /// There is no item.
+    /// The item does not exist.
     Absent,
     /// The item had expired, and has been removed.
     Expired,
     /// The item was stored before the last flush, and has been removed.
     Flushed,
-    /// There is no item, and none could be created (or the item could not be changed) for lack of
-    /// memory.
+    /// The item does not exist, and could not be created (or the item could not be changed) for
+    /// lack of memory.
     OutOfMemory,
 }
 
@@ -147,7 +147,7 @@ pub struct DeleteOptions {
 pub enum DeleteOutcome {
     /// The item was deleted, marked or emptied.
     Done,
-    /// There is no item.
+    /// The item does not exist.
     NotFound,
     /// The item has another CAS value.
     Exists,
@@ -162,11 +162,11 @@ pub struct ArithmeticOptions {
     pub decrement: bool,
     /// The amount.
     pub delta: u64,
-    /// Changes only an item with this CAS value; 0 for any.
+    /// Changes only an item with this CAS value; 0 means any.
     pub compare: u64,
     /// The item's new CAS value, instead of one from the counter.
     pub new_cas: Option<u64>,
-    /// Gives the item this expiry.
+    /// The expiry to be set for the item.
     pub touch: Option<Expiry>,
     /// Creates a missing item with this value and expiry.
     pub vivify: Option<(u64, Expiry)>,
@@ -188,7 +188,7 @@ pub enum ArithmeticOutcome {
         /// Whether the item was created.
         created: bool,
     },
-    /// There is no item.
+    /// The item does not exist.
     NotFound,
     /// The item has another CAS value.
     Exists,
@@ -217,7 +217,8 @@ pub enum Change {
     Evicted,
 }
 
-/// Called at every change of an item; for each key, in the order of its changes.
+/// A hook that the store calls at every change of an item; for each key, in the order of its
+/// changes.
 ///
 /// ```
 /// use cached_core::kv::{Change, ChangeHook, Kv, KvConfig};
@@ -242,9 +243,9 @@ pub enum Change {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ChangeHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked. It must be quick, and must neither block nor
-    /// call the store. `version` is the item's CAS value (for a removal, its last one), or 0 in a
-    /// store without CAS values.
+    /// Reports a change. This is called while the key's hash bucket is locked, so it must be quick,
+    /// and must neither block nor call the store. `version` is the item's CAS value (for a removal,
+    /// its last one), or 0 in a store without CAS values.
     fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 
@@ -268,9 +269,9 @@ pub struct EvictedItem<'a> {
     pub now: u32,
 }
 
-/// Called for evicted items.
+/// A hook that the store calls for evicted items.
 pub trait EvictionHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked. It must be quick, and must neither block nor
-    /// call the store.
+    /// Reports an eviction. This is called while the key's hash bucket is locked, so it must be
+    /// quick, and must neither block nor call the store.
     fn on_eviction(&self, evicted: &EvictedItem<'_>);
 }

@@ -24,7 +24,7 @@ use crate::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Restart {
-    /// The reason why there was nothing to take over; `None` if there was something.
+    /// The reason why there was nothing to take over; `None` if the store took over something.
     pub cold: Option<String>,
     /// Whether the earlier process had ended cleanly.
     pub was_clean: bool,
@@ -38,7 +38,7 @@ pub struct Restart {
     pub replaced_items: u64,
     /// Items left out because they are incomplete, or because the index has no space for them.
     pub damaged_items: u64,
-    /// Regions that are invalid, and were left out completely or from some entry on.
+    /// Regions that are invalid, and were left out completely or from an entry on.
     pub damaged_regions: u64,
     /// The duration of the restart.
     pub took: Duration,
@@ -50,8 +50,8 @@ pub(super) struct StoreFile {
     pub(super) identity: Identity,
     pub(super) superblock: Arc<Superblock>,
     pub(super) restart: Restart,
-    /// Whether this process owns the memory: it has not handed it over, and when it exits it writes
-    /// what the next process needs.
+    /// Whether this process owns the memory: it has not handed the memory over, and when it exits
+    /// it writes the data that the next process needs.
     pub(super) is_owned: AtomicBool,
     /// Whether the end simulates a killed process.
     #[cfg(test)]
@@ -169,8 +169,8 @@ impl Drop for Inner {
 // ```
 // In the meantime, the index stays in this process.
 
-/// A store whose memory another process may take over. Dropping this leaves the file untouched, as
-/// [`forget`](HandedOver::forget) does.
+/// A store whose memory another process may take over. Dropping this value leaves the file
+/// untouched, as [`forget`](HandedOver::forget) does.
 #[derive(Debug)]
 #[must_use = "the store must be resumed or forgotten"]
 pub struct HandedOver {
@@ -195,9 +195,9 @@ impl Kv {
         Some(HandedOver { kv: self.clone(), head })
     }
 
-    /// Takes ownership of memory that another process has handed over. After this, the other
-    /// process must not use it any more; before it, no operation may change the store. Does nothing
-    /// for other stores.
+    /// Takes ownership of memory that another process has handed over. Afterwards, the other
+    /// process must not use the memory any more; before this call, no operation may change the
+    /// store. Does nothing for other stores.
     pub fn confirm_hand_over(&self) {
         if let Some(StoreFile { is_owned, .. }) = &self.inner.store_file {
             is_owned.store(true, Ordering::Release);
@@ -210,7 +210,7 @@ impl HandedOver {
     /// file locked.
     ///
     /// # Panics
-    /// Never: only a store in a file is handed over.
+    /// Does not panic, because only a store in a file is handed over.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.store_file().held.file
@@ -219,7 +219,7 @@ impl HandedOver {
     /// Returns the path of the file.
     ///
     /// # Panics
-    /// Never: only a store in a file is handed over.
+    /// Does not panic, because only a store in a file is handed over.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.store_file().held.path

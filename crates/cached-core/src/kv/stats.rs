@@ -37,8 +37,8 @@ counters! {
         pub regions_reclaimed: u64 => "cached_regions_reclaimed_total",
         /// The bytes of the index in use.
         pub index_bytes: usize,
-        /// The bytes of the arena, used or not, without those that an [`arbiter`](crate::arbiter)
-        /// has taken away.
+        /// The bytes of the arena, used or not, without the bytes that an
+        /// [`arbiter`](crate::arbiter) has taken away.
         pub arena_bytes: usize,
         /// Free regions of the arena.
         pub regions_free: u32 => "cached_regions_free",
@@ -56,23 +56,24 @@ counters! {
 /// The maximum memory use of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
-    /// Bytes for keys, values and their headers. If an [`arbiter`](crate::arbiter) changes them,
-    /// the present number.
+    /// Bytes for keys, values and their headers: the present number, if an
+    /// [`arbiter`](crate::arbiter) changes it.
     pub arena_bytes: usize,
     /// Bytes of the index if the arena were full of the smallest items, and of the table of
     /// regions.
     pub index_bytes_max: usize,
-    /// Bytes of the eviction policy's records of evicted items. Together with the arena, at most
-    /// [`KvConfig::arena_bytes`](super::KvConfig::arena_bytes).
+    /// Bytes of the eviction policy's records of evicted items. Together with the arena, they are
+    /// at most [`KvConfig::arena_bytes`](super::KvConfig::arena_bytes).
     pub policy_bytes: usize,
     /// The most bytes of the arena that incomplete values may occupy.
     pub reserved_bytes_max: u64,
-    /// The most bytes that prefix flushes may occupy until they have been swept.
+    /// The maximum number of bytes that prefix flushes may occupy until they have been swept.
     pub prefix_flush_bytes_max: usize,
 }
 
 impl Kv {
-    /// Reads the store's metrics. It goes through the table of regions, but not through the items.
+    /// Reads the store's metrics. This goes through the table of regions, but not through the
+    /// items.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -253,8 +254,8 @@ impl Kv {
         self.inner.insight.bytes()
     }
 
-    /// Samples about `items_max` items at most, in hash buckets spread over the whole index, and
-    /// returns their sizes, idle times, ages and lifetimes. Takes about 100 ns for each.
+    /// Samples at most about `items_max` items, in hash buckets spread over the whole index, and
+    /// returns their sizes, idle times, ages and lifetimes. This takes about 100 ns for each item.
     ///
     /// ```
     /// # use cached_core::kv::Kv;

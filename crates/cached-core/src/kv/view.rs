@@ -7,8 +7,8 @@ use crate::arena::RegionId;
 use crate::clock::Expiry;
 use crate::sync::Arc;
 
-/// An item, borrowed for the duration of a closure. Other threads that need its hash bucket wait
-/// meanwhile, so copy or [pin](ItemView::pin) what is needed, and return.
+/// An item, borrowed for the duration of a closure. In the meantime, other threads that need its
+/// hash bucket wait, so copy or [pin](ItemView::pin) the necessary parts, and return.
 #[derive(Clone, Copy)]
 pub struct ItemView<'a> {
     pub(super) kv: &'a Arc<Inner>,
@@ -34,8 +34,8 @@ impl<'a> ItemView<'a> {
         self.item.value_bytes()
     }
 
-    /// Returns the value, if it is contiguous. All but very large values are: those above a 16th of
-    /// a region (at least 4 KiB) may consist of several pieces.
+    /// Returns the value, if it is contiguous. Only very large values are not: those above a 16th
+    /// of a region (at least 4 KiB) may consist of several pieces.
     #[inline]
     pub fn inline_value(&self) -> Option<&'a [u8]> {
         (!self.item.shape().fields().extents).then(|| self.item.payload())
@@ -96,7 +96,7 @@ impl<'a> ItemView<'a> {
         self.item.client_flags()
     }
 
-    /// Returns the CAS value; 0 if the store has none.
+    /// Returns the CAS value; 0 if the store has no CAS values.
     #[inline]
     pub fn cas(&self) -> u64 {
         self.item.cas()
@@ -169,7 +169,8 @@ enum Pieces {
     Many(Box<[PinnedPiece]>),
 }
 
-/// A value that stays readable until this is dropped, even if its item is replaced or removed.
+/// A value that stays readable until this handle is dropped, even if its item is replaced or
+/// removed.
 ///
 /// ```
 /// # use cached_core::kv::Kv;

@@ -35,7 +35,8 @@ type Set = [AtomicU64; WORDS];
 const SET_BYTES: usize = size_of::<Set>();
 const _: () = assert!(SET_BYTES == 16);
 
-/// Each of two queues remembers as many entries as the memory holds.
+/// The number of ghosts per entry: each of two queues remembers as many entries as the memory
+/// holds.
 const GHOSTS_PER_ENTRY: usize = 2;
 const TAG_BITS: u32 = 10;
 const QUEUE_BIT: u32 = 15;
@@ -48,8 +49,8 @@ const STAMP_MASK: u64 = 31;
 /// The number of stamps in which the whole memory is evicted, and during which a ghost is valid.
 const STAMPS_PER_MEMORY: u64 = 4;
 const STAMPS_YOUNG: u64 = 4;
-/// The number of sets by which the hand advances at a time, and the number of stamps in which it
-/// passes the whole table. With more stamps, one could repeat before the hand comes back.
+/// The number of sets by which the hand advances in one step, and the number of stamps in which it
+/// passes the whole table. With more stamps, a stamp could repeat before the hand comes back.
 const SWEEP_SETS: usize = 16;
 const SWEEP_STAMPS: usize = 26;
 const _: () = assert!(STAMPS_YOUNG + (SWEEP_STAMPS as u64) < STAMP_MASK);
@@ -71,7 +72,7 @@ pub(super) struct Ghost {
     pub(super) is_recent: bool,
 }
 
-/// The table. With no sets, it remembers nothing.
+/// The table of ghosts. Without sets, it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
     /// Each ghost is only a hint: a race between two threads at worst loses some ghosts of a set,
@@ -80,8 +81,8 @@ pub(super) struct Ghosts {
     times: [QueueTime; 2],
     /// The number of evicted bytes per stamp.
     stamp_bytes: i64,
-    /// The evicted bytes per step of the hand; how many of them remain until the next step; the set
-    /// at which the hand is.
+    /// The evicted bytes per step of the hand, how many of them remain until the next step, and the
+    /// set at which the hand is.
     sweep_bytes: i64,
     sweep_left: AtomicI64,
     hand: AtomicU64,
@@ -118,7 +119,7 @@ impl Ghosts {
         ghosts
     }
 
-    /// Bytes of the table.
+    /// Returns the size of the table in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.sets.len() * SET_BYTES
     }
@@ -199,7 +200,7 @@ impl Ghosts {
         }
     }
 
-    /// Puts a ghost into its set, and drops the oldest one there.
+    /// Puts a ghost into its set, and drops the oldest ghost of the set.
     #[inline]
     fn put([latest, older]: &Set, ghost: u64) {
         let word = latest.load(Relaxed);
@@ -270,7 +271,7 @@ mod tests {
         }
     }
 
-    /// Returns a hash that is mixed as well as those of keys.
+    /// Returns a hash that is as well mixed as the hashes of keys.
     fn hash(n: u64) -> u64 {
         (n + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29).wrapping_mul(0xa076_1d64_78bd_642f)
     }

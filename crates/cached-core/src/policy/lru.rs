@@ -23,7 +23,7 @@ use super::{Candidate, Policy, QUEUES_MAX, QueueId, Verdict};
 const EPOCHS: u64 = 7;
 /// The number of epochs in which as many bytes are placed as the memory holds.
 const EPOCHS_PER_MEMORY: u64 = 5;
-/// A hit fewer epochs ago than this is recent.
+/// A hit is recent if it is fewer epochs old than this.
 const RECENT: u64 = 3;
 /// A hit that is this many epochs old no longer counts.
 const OLD: u64 = 5;
@@ -118,15 +118,15 @@ impl Policy for Lru {
 /// prefetched data and loops longer than the memory, where a second read is far away or never
 /// comes.
 ///
-/// New entries pass through a short entry queue. At its end they move to the main queue while that
-/// has space; otherwise they are evicted, and the main queue stays as it is. The main queue is
-/// walked for entries that have been read, as often as that finds some.
+/// New entries pass through a short entry queue. At its end they move to the main queue if that has
+/// space; otherwise they are evicted, and the main queue stays as it is. The main queue is walked
+/// for entries that have been read, as often as a walk finds some.
 #[derive(Debug, Default)]
 pub struct Mru {
     /// Whether the main queue occupies all of the memory.
     main_is_full: std::sync::atomic::AtomicBool,
-    /// The number of walks of the entry queue between two of the main queue; doubled by each walk
-    /// that finds too little.
+    /// The number of walks of the entry queue between two walks of the main queue. It is doubled by
+    /// each walk that finds too few entries.
     pause: AtomicU32,
     /// The number of walks of the entry queue since the last one of the main queue.
     walks: AtomicU32,

@@ -26,7 +26,7 @@ mod s3fifo;
 pub use lru::{Lru, Mru};
 pub use s3fifo::S3Fifo;
 
-/// The number of a queue. A policy with fewer queues leaves the others empty.
+/// The number of a queue. A policy that needs fewer queues leaves the others empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueId(pub u8);
 
@@ -63,7 +63,7 @@ pub struct Candidate {
     pub queue: QueueId,
     /// Seconds since the entry was read or stored; 0 if unknown.
     pub idle_secs: u32,
-    /// The memory that evicting it frees.
+    /// The memory that the entry's eviction frees.
     pub bytes: u64,
 }
 
@@ -103,7 +103,7 @@ pub trait Policy: Send + Sync + 'static {
         0
     }
 
-    /// Advances the policy's time; called before `bytes` more are stored. The caller may
+    /// Advances the policy's time. The caller calls this before `bytes` more are stored, and may
     /// report bytes in portions of up to a region. Returns true if [`hit`](Policy::hit) returns
     /// other results from now on.
     fn advance(&self, bytes: u64) -> bool {
@@ -122,8 +122,8 @@ pub trait Policy: Send + Sync + 'static {
     /// true.
     fn hit(&self, bits: u8) -> u8;
 
-    /// Returns the queue to reclaim from, given the bytes in each. At least one is not empty. If
-    /// the returned one is empty, the caller uses another.
+    /// Returns the queue to reclaim from, given the bytes in each queue. At least one queue is not
+    /// empty. If the returned queue is empty, the caller uses another one.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;
 
     /// Decides about an entry at the tail of a queue.

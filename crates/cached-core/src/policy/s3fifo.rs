@@ -39,7 +39,7 @@ use super::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// The number of phases that a new entry's bits distinguish. An entry reaches the tail of the entry
-/// queue within that number, so that no entry looks young again.
+/// queue within this number of phases, so that no entry looks young again.
 const PHASES: u8 = 6;
 /// An entry is young in the phase in which it was stored and in the next one.
 const YOUNG_PHASES: u8 = 2;
@@ -56,7 +56,8 @@ const SHARE_FIXED: u32 = share(20);
 /// The bounds of the balanced share.
 const SHARE_MIN: u32 = share(10);
 const SHARE_MAX: u32 = share(80);
-/// Only the ghosts of a quarter of the memory count, so each counts four times.
+/// The shift by which a ghost hit counts more: only the ghosts of a quarter of the memory count, so
+/// each counts four times.
 const STEP_SHIFT: u32 = 2;
 
 /// A small queue of new entries, a large one of entries that were hit, and the ghosts of both.
@@ -97,8 +98,8 @@ impl S3Fifo {
         }
     }
 
-    /// Returns the policy with a tenth of the memory or more for new entries. The share adapts to
-    /// which evicted entries are stored again.
+    /// Returns the policy with a tenth of the memory or more for new entries. The share adapts,
+    /// depending on which evicted entries are stored again.
     pub fn balanced() -> S3Fifo {
         S3Fifo {
             name: "balanced",

@@ -105,8 +105,8 @@ impl Bucket {
         }
     }
 
-    /// Releases the lock. While it is held, no other thread changes the head: an arriving thread
-    /// sets the bit that is already set, and a waiting one only reads.
+    /// Releases the lock. While the lock is held, no other thread changes the head: an arriving
+    /// thread sets a bit that is already set, and a waiting thread only reads.
     #[inline]
     pub(super) fn unlock(&self) {
         let head = self.head.load(Ordering::Relaxed);

@@ -6,8 +6,8 @@ use crate::KeyHash;
 use crate::kv::lock_ranks;
 use crate::sync::Ordering;
 
-/// The hash bucket to which a hash belongs until it is split: located once, prefetched early,
-/// locked later.
+/// The hash bucket to which a hash belongs until the bucket is split: located once, prefetched
+/// early, locked later.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketRef<'a> {
     shard: &'a Shard,
@@ -89,7 +89,7 @@ impl<'a> BucketHint<'a> {
     }
 }
 
-/// The lock of a hash bucket, which permits reading and changing the items to which the bucket
+/// The lock of a hash bucket, with which a thread may read and change the items to which the bucket
 /// refers.
 pub(crate) struct BucketLock<'a> {
     bucket: &'a Bucket,

@@ -49,8 +49,8 @@ impl Index {
         Ok(Index { shard_mask: shards.len() - 1, shards, bytes_max })
     }
 
-    /// Ensures that no CAS value is used twice, even across the processes that use the same memory.
-    /// Called before the index is used.
+    /// Ensures that no CAS value is used twice, even across processes that use the same memory.
+    /// This must be called before the index is used.
     pub(crate) fn persist_cas(&mut self, superblock: &Arc<Superblock>) {
         self.shards.iter_mut().for_each(|shard| shard.persist_cas(superblock));
     }

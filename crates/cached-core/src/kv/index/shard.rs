@@ -29,7 +29,7 @@ pub(super) const BUCKETS_INITIAL: u32 = 16;
 #[repr(align(128))]
 pub(crate) struct Shard {
     /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask for hash buckets that
-    /// have been split. Written only under `growing`.
+    /// have been split. A thread writes it only while it holds `growing`.
     pub(super) extent: AtomicU64,
     buckets: Buckets,
     overflow: Buckets,
@@ -41,7 +41,7 @@ pub(crate) struct Shard {
     /// this one.
     cas_step: u64,
     /// Stores the upper bound of used CAS values for a later process, if the memory outlives this
-    /// one.
+    /// process.
     superblock: Option<Arc<Superblock>>,
     pub(super) counters: Counters,
 }
@@ -148,7 +148,8 @@ impl Shard {
 
     /// Records that all items have been flushed or, with `done`, that no flushed item remains.
     ///
-    /// Until then, items stored while a flush sets its boundary may be counted on the wrong side.
+    /// Before the second call, items stored while a flush sets its boundary may be counted on the
+    /// wrong side.
     pub(crate) fn count_flushed(&self, done: bool) {
         let (items, bytes) = if done { (0, 0) } else { (self.items(), self.item_bytes()) };
         self.counters.flushed_items.store(items, Ordering::Relaxed);
@@ -191,7 +192,7 @@ impl Shard {
     }
 
     /// From now on, assigns only CAS values that no earlier process has assigned, and records the
-    /// used ones for later processes. Called before the first value is assigned.
+    /// used values for later processes. This must be called before the first value is assigned.
     pub(super) fn persist_cas(&mut self, superblock: &Arc<Superblock>) {
         let first = self.counters.cas.load(Ordering::Relaxed);
         let earlier = superblock.notes().cas_bound().saturating_sub(first).div_ceil(self.cas_step);
@@ -256,7 +257,8 @@ impl Shard {
         self.locate(hash).lock(hash)
     }
 
-    /// Locks the hash bucket at an index, for a walk over all of them; `None` beyond the last.
+    /// Locks the hash bucket at an index, for a walk over all hash buckets; `None` beyond the last
+    /// one.
     pub(crate) fn lock_bucket(&self, index: u64) -> Option<BucketGuard<'_>> {
         (index < self.bucket_count()).then(|| BucketGuard::lock(self, self.bucket(index as u32)))
     }

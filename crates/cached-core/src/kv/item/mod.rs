@@ -52,7 +52,7 @@ pub(crate) use shape::{
 use crate::clock::Expiry;
 use crate::stores;
 
-/// Keys have 1 to 250 bytes, as in memcached.
+/// The maximum length of a key. Keys have 1 to 250 bytes, as in memcached.
 pub const KEY_BYTES_MAX: usize = 250;
 
 const USAGE_AT: usize = 4;
@@ -163,7 +163,7 @@ impl ItemPtr {
         self.make_dead_from(self.usage());
     }
 
-    /// Does the same, given the usage that has been read.
+    /// As [`make_dead`](Self::make_dead), given the usage that has been read.
     #[inline]
     pub(crate) fn make_dead_from(self, usage: Usage) {
         self.set_usage(usage.without(state::LIVE));
@@ -402,8 +402,8 @@ pub(crate) struct Usage(pub(crate) u32);
 impl Usage {
     const STAMP_SHIFT: u32 = state::COUNT.ilog2();
     const STAMP_MAX: u32 = u32::MAX >> Self::STAMP_SHIFT;
-    /// Another thread may have used the item a moment after this one read the clock: a last use up
-    /// to this far ahead counts as no idle time.
+    /// The maximum time by which a last use may be in the future and still count as no idle time:
+    /// another thread may have used the item a moment after this one read the clock.
     const AHEAD_SECS_MAX: u32 = 3600;
 
     #[inline]

@@ -203,7 +203,7 @@ pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
 
 /// The bytes of a checksum at the end of an entry.
 pub(crate) const CHECKSUM_BYTES: usize = 4;
-/// Marks an entry to which no index refers.
+/// The checksum of an entry to which no index refers.
 const VOID: u32 = 0;
 
 impl ItemPtr {
@@ -255,7 +255,7 @@ pub(crate) unsafe fn write_piece_checksum(piece: *mut u8, data: u32, bytes: u32)
 /// Returns whether a piece from an earlier process is unchanged since it was stored.
 ///
 /// # Safety
-/// As for [`write_piece_checksum`].
+/// The same as for [`write_piece_checksum`].
 pub(crate) unsafe fn piece_matches_checksum(piece: *mut u8, data: u32, bytes: u32) -> bool {
     // SAFETY: as the caller promises.
     unsafe { get(piece, bytes) == piece_checksum(piece, data) }

@@ -9,7 +9,7 @@ use crate::arena::{RegionId, RegionState};
 use crate::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::lock;
 
-/// The most regions chosen in one pass over all of them.
+/// The maximum number of regions chosen in one pass over all of them.
 const CHOSEN_MAX: usize = 64;
 /// If no region has enough garbage, the next pass in the same second comes only after one in this
 /// many of all regions has been evicted: a pass for each eviction would cost as much as the walks.
@@ -21,14 +21,14 @@ const BARREN_SWEEPS_MAX: u32 = 4;
 pub(super) struct Choice {
     /// The chosen regions with their garbage or expired bytes, the best one last.
     chosen: Vec<(u32, RegionId)>,
-    /// The purpose for which they were chosen.
+    /// The purpose for which the regions were chosen.
     purpose: Purpose,
-    /// If no region had enough garbage, or less than estimated: the clock's second, and the number
-    /// of jobs done until then.
+    /// The clock's second and the number of completed jobs at the time when no region had enough
+    /// garbage, or the regions had less than estimated.
     exhausted_at: Option<(u32, u64)>,
     /// The owner's stamp at that time. Every change that creates garbage changes the stamp.
     exhausted_stamp: (u64, u64),
-    /// Sweeps since the last pass that found little.
+    /// The number of sweeps since the last pass that found little.
     barren_sweeps: u32,
 }
 
@@ -143,8 +143,8 @@ impl Choice {
         sum
     }
 
-    /// Called after a sweep. If sweeps find little, items expire one at a time, and a store that
-    /// evicts stops looking for them for a while.
+    /// Ends a sweep: if sweeps find little, items expire one at a time, and a store that evicts
+    /// stops looking for them for a while.
     pub(super) fn note_sweep(&mut self, log: &Log, job: &Job, jobs: u64, now: u32) {
         let freed = job.live_bytes_before.saturating_sub(log.arena.region(job.region).live_bytes());
         if !log.evicts || freed > log.arena.region_bytes() as u32 / GARBAGE_SHARE {
@@ -157,8 +157,8 @@ impl Choice {
         }
     }
 
-    /// Called after a compaction that copied `copied_bytes`. If it freed less than makes a
-    /// compaction worthwhile, the estimates are bad at present and not used for a while.
+    /// Ends a compaction that copied `copied_bytes`. If it freed less than makes a compaction
+    /// worthwhile, the estimates are bad at present, and are not used for a while.
     pub(super) fn note_compaction(&mut self, log: &Log, job: &Job, copied_bytes: u32, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         if log.evicts
@@ -171,7 +171,7 @@ impl Choice {
     }
 }
 
-/// Returns the number of garbage bytes in a region, as far as it is known without a walk.
+/// Returns the number of garbage bytes in a region, as far as this is known without a walk.
 fn garbage(log: &Log, region: RegionId, now: u32) -> u32 {
     let record = log.arena.region(region);
     if record.sequence() < log.boundary() {
@@ -279,19 +279,19 @@ impl Reclaimer {
 }
 
 /// Returns whether the job's region has been pinned since it was chosen. The reader may be the very
-/// thread that needs the memory, for an item in this region; the rest of the region is then not
-/// evicted.
+/// thread that needs the memory, for an item in this region. In this case the rest of the region is
+/// not evicted.
 fn is_pinned_since(log: &Log, job: &Job) -> bool {
     log.arena.region(job.region).pins.count() != 0
 }
 
-/// Returns whether a piece is kept: if its large value was used after the region was opened or last
-/// requeued.
+/// Returns whether a piece is kept, which is the case if its large value was used after the region
+/// was opened or last requeued.
 fn keeps_piece<L: LiveEntry>(log: &Log, region: RegionId, entry: &L, now: u32) -> bool {
     entry.item().last_access(now) > log.arena.region(region).opened_at()
 }
 
-/// Returns whether at least three quarters of a region of pieces would be kept, in which case it is
+/// Returns whether at least three quarters of a region of pieces would be kept. Such a region is
 /// not copied.
 pub(super) fn is_mostly_kept<O: EntryOwner>(log: &Log, owner: &O, job: &Job, now: u32) -> bool {
     let mut kept = 0u64;

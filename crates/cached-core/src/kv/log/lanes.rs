@@ -16,11 +16,11 @@ use crate::policy::QueueId;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, lock, thread_number};
 
 /// The classes of lifetimes: at least a day or unlimited, at least an hour, at least two minutes,
-/// less.
+/// and less.
 const TTL_CLASSES: usize = 4;
 const TTL_CLASS_SECS: [u32; TTL_CLASSES - 1] = [86_400, 3_600, 120];
 
-/// The streams of a lane: one per class, and one for pieces of large values.
+/// The streams of a lane: one for each class, and one for pieces of large values.
 const STREAMS: usize = TTL_CLASSES + 1;
 pub(super) const LARGE_STREAM: usize = STREAMS - 1;
 
@@ -33,8 +33,8 @@ pub(super) fn queue_of_stream(stream: usize) -> usize {
 pub(super) struct Lanes {
     lanes: Box<[Lane]>,
     ttl_classes: usize,
-    /// With fewer free regions than this, a thread that allocates also reclaims a little. It rises
-    /// by one for every lane in use, because a lane's free regions contain no items.
+    /// The number of free regions below which a thread that allocates also reclaims a little. It
+    /// rises by one for every lane in use, because a lane's free regions contain no items.
     low_water: AtomicU32,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Lane {
 }
 
 impl Lanes {
-    /// Creates at most `count` lanes for a log of `regions` regions. Fewer if the log is small,
+    /// Creates at most `count` lanes for a log of `regions` regions. A small log gets fewer lanes,
     /// because a lane may hold several half-filled regions.
     pub(super) fn new(count: usize, regions: u32) -> Lanes {
         let count = count.min(regions as usize / 32).max(1);
@@ -89,7 +89,7 @@ impl Lanes {
         }
     }
 
-    /// Seals every open region, then calls `f` while no region can be opened.
+    /// Seals every open region, and then calls `f`, during which no region can be opened.
     pub(super) fn with_all_sealed(&self, log: &Log, f: impl FnOnce()) {
         let mut lanes: Vec<_> = self.lanes.iter().map(Lane::lock).collect();
         for streams in &mut lanes {
@@ -151,9 +151,9 @@ pub(super) enum Place {
 #[must_use]
 pub(in crate::kv) struct Entry {
     pub(in crate::kv) region: RegionId,
-    /// In granules from the start of the arena.
+    /// The location, in granules from the start of the arena.
     pub(in crate::kv) location: u32,
-    /// Padded to whole granules.
+    /// The size, padded to whole granules.
     pub(in crate::kv) bytes: u32,
 }
 

@@ -40,8 +40,8 @@ use space::Reserved;
 const RECLAIM_RESERVE: u32 = 2;
 /// The low-water mark of free regions while no lane is in use.
 const LOW_WATER_MIN: u32 = RECLAIM_RESERVE + 2;
-/// A bit in the word of the boundary: the owner has ended entries by a rule of its own. It is in
-/// the same word so that an operation reads only one.
+/// A bit in the word of the boundary: the owner has ended entries by a rule of its own. Both are in
+/// the same word, so that an operation reads only one word.
 const OWNER_ENDED: u64 = 1 << 63;
 
 /// Regions, lanes, queues, policy and reclaimer of a store.
@@ -49,7 +49,7 @@ pub(super) struct Log {
     pub(super) arena: Arena,
     /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
     granule_shift: u32,
-    /// The bytes of an entry's checksum; 0 without one.
+    /// The size of an entry's checksum in bytes; 0 without checksums.
     checksum_bytes: usize,
     /// Whether live items are evicted to free memory.
     pub(super) evicts: bool,
@@ -86,7 +86,7 @@ pub(super) struct LogConfig {
     pub(super) has_checksums: bool,
     pub(super) evicts: bool,
     pub(super) lanes: usize,
-    /// The smallest number of regions that it may have.
+    /// The minimum number of regions of the log.
     pub(super) regions_min: u32,
     /// The policy, already attached to its memory.
     pub(super) policy: Box<dyn Policy>,
@@ -221,8 +221,8 @@ impl Log {
         self.take_region().or_else(|| lock(&self.reclaimer).obtain(self, owner, now))
     }
 
-    /// Makes a region to which the reclaimer has copied survivors the stream's open region, if it
-    /// has space for `bytes`.
+    /// Makes a region to which the reclaimer has copied survivors the stream's open region, if the
+    /// region has space for `bytes`.
     #[cold]
     fn take_over(&self, stream: &mut Stream, queue: usize, bytes: u32) -> Option<()> {
         if self.evicts {
@@ -271,8 +271,8 @@ impl Log {
         self.boundary.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Returns whether an entry may have ended for another reason than its expiry: a flush, or a
-    /// rule of the owner, which the caller must then query.
+    /// Returns whether an entry may have ended for a reason other than its expiry: by a flush, or
+    /// by a rule of the owner, which the caller must then query.
     #[inline]
     pub(super) fn may_have_ended(&self) -> bool {
         self.boundary.load(Ordering::Acquire) != 0
@@ -313,7 +313,7 @@ impl Log {
     }
 
     /// Removes the boundary if no region before it is in use. Returns false if another flush has
-    /// moved it meanwhile; then it stays.
+    /// moved the boundary in the meantime; then it stays.
     pub(super) fn clear_boundary(&self, boundary: u64) -> bool {
         self.superblock.notes().clear_boundary(boundary);
         self.change_boundary(|word| (word & !OWNER_ENDED == boundary).then_some(word & OWNER_ENDED))
@@ -365,12 +365,12 @@ impl Log {
 
 /// A store that keeps its entries in a log.
 pub(in crate::kv) trait EntryOwner {
-    /// How the owner expects to find an entry, computed without a lock.
+    /// The owner's hint for finding an entry, which it computes without a lock.
     type Hint<'a>: Copy
     where
         Self: 'a;
 
-    /// An entry in use, and the lock that keeps it so.
+    /// An entry in use, and the lock that keeps it in use.
     type Live<'a>: LiveEntry
     where
         Self: 'a;
@@ -381,8 +381,8 @@ pub(in crate::kv) trait EntryOwner {
     /// `entry` points at a complete entry in a region that is not reused during the call.
     unsafe fn scan<'a>(&'a self, entry: *mut u8) -> Scanned<Self::Hint<'a>>;
 
-    /// Locks the entry at `location`; `None` if it is garbage. An item that was flushed or has
-    /// expired at `now` is removed, so its entry is garbage too.
+    /// Locks the entry at `location`; `None` if the entry is garbage. An item that was flushed or
+    /// has expired at `now` is removed, so its entry becomes garbage too.
     fn lock<'a>(
         &'a self,
         scanned: &Scanned<Self::Hint<'a>>,

@@ -86,7 +86,7 @@ impl Queues {
         queue
     }
 
-    /// Returns the queue of a region; `None` if it is in none.
+    /// Returns the queue of a region; `None` if the region is in no queue.
     pub(crate) fn queue_of(&self, id: RegionId) -> Option<usize> {
         let queue = self.links[id.0 as usize].queue;
         (queue != u8::MAX).then_some(queue as usize)
@@ -130,7 +130,7 @@ impl HitTable {
         table
     }
 
-    /// Asks the policy again. Only one thread at a time may call it.
+    /// Queries the policy again. Only one thread at a time may call this.
     pub(super) fn refresh(&self, policy: &dyn Policy) {
         let bits = policy::hits(policy);
         let word = u64::from_le_bytes(bits);

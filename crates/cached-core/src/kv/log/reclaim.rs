@@ -33,13 +33,14 @@ use crate::sync::{Ordering, lock};
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
 pub(super) const GARBAGE_SHARE: u32 = 7;
-/// The number of regions of large values that may be requeued in a row before one is evicted
+/// The number of consecutive regions of large values that may be requeued before one is evicted
 /// regardless.
 const REQUEUES_MAX: u32 = 8;
-/// The most bytes that a store that does not evict copies for one region before it reports that
-/// memory is full. Memory freed by then is kept.
+/// The maximum number of bytes that a store that does not evict copies for one region before it
+/// reports that memory is full. Memory freed by then is kept.
 const COMPACTED_FOR_ONE_BYTES_MAX: u64 = 256 << 20;
-/// The most bytes that such a store sweeps for one region before it reports that memory is full.
+/// The maximum number of bytes that such a store sweeps for one region before it reports that
+/// memory is full.
 const SWEPT_FOR_ONE_BYTES_MAX: u64 = 64 << 20;
 /// The number of walks that may keep everything while a thread waits for a region.
 const PATIENT_JOBS: u64 = 3;
@@ -47,8 +48,8 @@ const PATIENT_JOBS: u64 = 3;
 pub(super) const BATCH: usize = 16;
 
 /// The walk in progress, and the destinations of survivors. It shares cache lines only with its own
-/// lock: nearly every store to a full cache writes it, while every hit of every thread reads what
-/// would otherwise be on the same line.
+/// lock: nearly every store to a full cache writes it, while every hit of every thread reads the
+/// fields that would otherwise be on the same line.
 #[repr(align(128))]
 pub(super) struct Reclaimer {
     job: Option<Job>,
@@ -58,13 +59,13 @@ pub(super) struct Reclaimer {
     pub(super) jobs: u64,
     /// The number of walked regions that were swept.
     sweeps: u64,
-    /// Regions requeued in a row.
+    /// The number of consecutive requeued regions.
     requeues: u32,
     /// The bytes that evictions may still keep: the share of every walked region is added, up to a
     /// limit.
     pub(super) keep_credit: u32,
-    /// Whether the last compaction found no space for survivors. One eviction must come before the
-    /// next compaction.
+    /// Whether the last compaction found no space for survivors. The next compaction must be
+    /// preceded by an eviction.
     lacks_space: bool,
     /// The bytes copied out of the job's region.
     copied_bytes: u32,
@@ -98,9 +99,9 @@ pub(super) enum Purpose {
 /// The reason for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Background work: nothing is evicted.
+    /// Background work, in which nothing is evicted.
     Upkeep,
-    /// Few regions are free.
+    /// Work that is necessary because few regions are free.
     Pace,
     /// A thread waits for a region.
     Need,

@@ -65,7 +65,7 @@ impl Log {
         item.make_live(usage);
     }
 
-    /// Marks an item as no longer being in the index, for good.
+    /// Marks an item as no longer being in the index, permanently.
     #[inline]
     pub(in crate::kv) fn make_dead(&self, item: ItemPtr) {
         item.make_dead();
@@ -195,8 +195,8 @@ impl Log {
         }
     }
 
-    /// Counts the region in which an entry waits for its value, once for all such entries. Returns
-    /// false and counts nothing if there would be more than `regions_max` such regions.
+    /// Counts the region in which an entry waits for its value, once for all such entries. If there
+    /// would be more than `regions_max` such regions, returns false and counts nothing.
     pub(in crate::kv) fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
         if !self.arena.region(entry.region).begin_arrival()
             || self.reserved.regions.fetch_add(1, Ordering::Relaxed) < regions_max
@@ -270,7 +270,7 @@ const STEP_ENTRIES: usize = 64;
 pub(crate) enum Released {
     /// One region's memory has been returned to the system.
     Done,
-    /// Something was reclaimed, and further steps are needed.
+    /// Memory was reclaimed, and further steps are needed.
     Working,
     /// Nothing can be reclaimed at present.
     Stuck,
@@ -314,7 +314,7 @@ impl Log {
     /// other thread may use the store.
     ///
     /// # Panics
-    /// If they do not agree.
+    /// If they do not agree with the entries.
     pub(in crate::kv) fn validate(&self, live: &[u64], mut expiring: HashMap<(u32, usize), u32>) {
         let regions = self.arena.region_count();
         self.arena.validate();

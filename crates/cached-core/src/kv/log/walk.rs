@@ -94,25 +94,27 @@ impl Job {
     }
 }
 
-/// The most partly filled regions that stay open: this number, and at most one in 32 of all
-/// regions.
+/// The maximum number of partly filled regions that stay open, which is also limited to one in 32
+/// of all regions.
 const PARTIAL_MAX: usize = 16;
-/// A region whose free space is less than this part of it is sealed: 1/64, as for a last piece of a
-/// large value.
+/// A region is sealed if its free space is less than this part of it: 1/64, as for a last piece of
+/// a large value.
 const FREE_SHARE: u32 = 64;
 
 /// The open regions of the reclaimer.
 pub(super) struct Survivors {
-    /// For items that the policy keeps. They go to the newest end of their queue.
+    /// The streams of items that the policy keeps. Their regions go to the newest end of their
+    /// queue.
     kept: [Stream; QUEUES],
-    /// For entries moved by compaction. They keep their region's position in the age order.
+    /// The streams of entries moved by compaction. Their regions keep the position in the age order
+    /// of the compacted regions.
     compacted: [Stream; QUEUES],
     /// Without eviction: further, partly filled regions of compacted entries, and their queues.
     /// Without these, every compaction would waste as much at the regions' ends as it gains.
     partial: Vec<(usize, Stream)>,
 }
 
-/// There is no space for a survivor.
+/// The error that there is no space for a survivor.
 pub(super) struct NoSpace;
 
 impl Survivors {
@@ -125,8 +127,8 @@ impl Survivors {
     }
 
     /// Allocates an entry for a survivor of the job in the stream's open region, or in a new one
-    /// from the reserve. The entry counts as published: only the reclaimer seals that region, so
-    /// nothing has to wait for the writer.
+    /// from the reserve. The entry counts as published: only the reclaimer seals that region, so no
+    /// thread has to wait for the writer.
     #[inline]
     pub(super) fn place(
         &mut self,
@@ -143,8 +145,7 @@ impl Survivors {
         }
     }
 
-    /// Does the same as [`place`](Survivors::place) in another open region with enough space, or in
-    /// a new one.
+    /// As [`place`](Survivors::place), in another open region with enough space, or in a new one.
     #[cold]
     fn place_elsewhere(
         &mut self,
@@ -200,8 +201,8 @@ impl Survivors {
         }
     }
 
-    /// Keeps a partly filled region open. Returns false if it has little free space, or enough
-    /// others are open.
+    /// Keeps a partly filled region open. Returns false if the region has little free space, or
+    /// enough other regions are open.
     pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
         let region_bytes = log.arena.region_bytes();
         let stream = Stream::adopted(log, region);

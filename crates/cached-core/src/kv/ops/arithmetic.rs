@@ -114,7 +114,7 @@ impl Kv {
         }
     }
 
-    /// Stores the initial number; `None` if another thread has created the item meanwhile.
+    /// Stores the initial number; `None` if another thread has created the item in the meantime.
     fn create_number(
         &self,
         key: &[u8],

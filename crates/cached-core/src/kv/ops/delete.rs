@@ -69,7 +69,7 @@ impl Kv {
         }
     }
 
-    /// Replaces the item at `location` by an empty one; `None` if it is no longer there.
+    /// Replaces the item at `location` by an empty one; `None` if the item is no longer there.
     fn clear_value(
         &self,
         key: &[u8],
@@ -100,8 +100,8 @@ impl Kv {
         })
     }
 
-    /// Removes every item that was stored before this call. They are gone when it returns. Memory
-    /// is reclaimed afterwards.
+    /// Removes every item that was stored before this call. When it returns, no client can see
+    /// them; their memory is reclaimed afterwards.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -129,8 +129,8 @@ impl Kv {
         self.inner.flush.set_due(secs);
     }
 
-    /// Does background work for at most a few milliseconds. Returns whether more remains. Call it
-    /// about once a second (and again immediately while it returns true), from any thread.
+    /// Does background work for at most a few milliseconds. Returns whether more work remains. Call
+    /// this about once a second (and again immediately while it returns true), from any thread.
     pub fn maintain(&self) -> bool {
         let inner = &*self.inner;
         let now = inner.now();
@@ -161,16 +161,17 @@ const BATCH: u64 = 8;
 
 impl Kv {
     /// Removes every item whose key begins with `prefix`: items stored before this call are gone
-    /// when it returns, items stored after it stay. The call takes the same short time regardless
-    /// of the store's size, unless its memory is in a file; memory is reclaimed afterwards, by
-    /// [`Kv::sweep_prefixes`] or [`Kv::maintain`], and until then operations take somewhat longer.
+    /// when it returns, and items stored after it stay. The call takes the same short time
+    /// regardless of the store's size, unless the memory is in a file. Memory is reclaimed
+    /// afterwards, by [`Kv::sweep_prefixes`] or [`Kv::maintain`]; until then, operations take
+    /// somewhat longer.
     ///
     /// If the memory is in a [file](crate::arena::ArenaFile), the call returns once all such items
     /// have been removed, so that they do not come back.
     ///
-    /// Until the memory is reclaimed, a prefix is pending. At most 256 may be; those that a later
-    /// prefix covers count as one. A key with a pending prefix that is stored again occupies some
-    /// more bytes until then; if there are too many such keys, further ones are refused with
+    /// Until the memory is reclaimed, a prefix is pending. At most 256 may be pending; those that a
+    /// later prefix covers count as one. A key with a pending prefix that is stored again occupies
+    /// some more bytes until then; if there are too many such keys, further ones are refused with
     /// [`StoreOutcome::OutOfMemory`].
     ///
     /// ```
@@ -184,7 +185,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`PrefixError`]; nothing is removed then.
+    /// [`PrefixError`]. Then nothing is removed.
     pub fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
         if !(1..=KEY_BYTES_MAX).contains(&prefix.len()) {
             return Err(PrefixError::Length);
@@ -213,7 +214,7 @@ impl Kv {
     }
 
     /// Removes items that prefix flushes have ended, for a millisecond or two. Returns whether more
-    /// remains, unless another thread is sweeping at the moment.
+    /// remain, unless another thread is sweeping at the moment.
     pub fn sweep_prefixes(&self) -> bool {
         self.sweep_buckets(SLICE_BUCKETS)
     }

@@ -164,8 +164,8 @@ impl Kv {
     /// every entry has one.
     ///
     /// # Errors
-    /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the reason why the
-    /// item is gone.
+    /// [`Miss::OutOfMemory`] only if no memory can be freed; otherwise the reason why the item no
+    /// longer exists.
     pub(super) fn add_expiry_field(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
         let inner = &self.inner;
         loop {
@@ -242,8 +242,8 @@ impl Kv {
     }
 }
 
-/// Prevents stampedes: of all callers that read a stale, newly created or soon expiring item, one
-/// wins the right to refresh it.
+/// Prevents stampedes: of all callers that read an item that is stale, newly created, or about to
+/// expire, one wins the right to refresh it.
 fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;
@@ -269,8 +269,8 @@ fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) 
 // Nothing is locked before that, so a prefetched line may turn out to be unneeded, and an item that
 // was seen may be gone.
 
-/// The number of keys that [`Kv::read_many`] prefetches together: more waits than a core can
-/// overlap, and few enough that no line is evicted from the CPU cache before it is read.
+/// The number of keys that [`Kv::read_many`] prefetches together. These are more waits than a core
+/// can overlap, and few enough that no line is evicted from the CPU cache before it is read.
 pub const READ_BATCH: usize = 16;
 
 impl Kv {
@@ -380,12 +380,12 @@ impl Kv {
 struct Ahead<'a> {
     hash: KeyHash,
     hint: BucketHint<'a>,
-    /// The slot of the hash bucket's first line in which its tag was seen; an invalid number if it
-    /// was not seen.
+    /// The slot of the hash bucket's first line in which the key's tag was seen; an invalid number
+    /// if the tag was not seen.
     slot: usize,
 }
 
-/// The position of a scan. It stays valid whatever changes in the store.
+/// The position of a scan. It stays valid, whatever changes in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScanCursor {
     shard: u32,
@@ -401,12 +401,12 @@ impl ScanCursor {
 
 impl Kv {
     /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None`
-    /// at the end. Start with the default cursor.
+    /// at the end. A scan starts with the default cursor.
     ///
     /// An item that exists throughout the scan is passed to `f` at least once (twice, if the index
-    /// grows past it meanwhile); other items may be. Expired and flushed items are left out, and no
-    /// item counts as used. `f` runs while the hash bucket is locked; there are about ten items in
-    /// one.
+    /// grows past it); other items may be passed. Expired and flushed items are left out, and no
+    /// item counts as used. `f` runs while the hash bucket is locked; a hash bucket has about ten
+    /// items.
     ///
     /// ```
     /// use cached_core::kv::{Kv, ScanCursor};

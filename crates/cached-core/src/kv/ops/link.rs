@@ -16,7 +16,7 @@ use crate::{KeyHash, stores};
 /// The only item that a value may replace.
 ///
 /// The fields that identify the item are compared. Those that may have changed since it was read
-/// (expiry, marks) are not compared, but taken from the item at the moment of the replacement.
+/// (expiry, marks) are not compared, but are taken from the item at the time of the replacement.
 #[derive(Clone, Copy)]
 pub(super) struct Replaces {
     /// The location of the item.
@@ -27,8 +27,8 @@ pub(super) struct Replaces {
     pub(super) number: Option<u64>,
     /// Marks for the new item's state.
     pub(super) marks: u8,
-    /// If set, the new item inherits expiry and client flags, and those of the old item's marks
-    /// that are set here.
+    /// The marks that the new item inherits from the old one, together with expiry and client
+    /// flags; `None` if it inherits nothing.
     pub(super) inherited: Option<u8>,
 }
 
@@ -40,7 +40,7 @@ impl Replaces {
     }
 }
 
-/// The outcome of an entry that was linked and published or, as the error, of one that was
+/// The outcome of an entry that was linked and published or, as the error, of an entry that was
 /// abandoned.
 pub(super) type Linked = Result<StoreOutcome, StoreOutcome>;
 
@@ -129,7 +129,7 @@ impl Inner {
         Ok(attributes)
     }
 
-    /// Returns the CAS value of a change; 0 if the store has none.
+    /// Returns the CAS value of a change; 0 if the store has no CAS values.
     pub(super) fn next_cas(&self, bucket: &BucketGuard<'_>, wanted: Option<u64>) -> u64 {
         if self.has_cas { wanted.unwrap_or_else(|| bucket.shard().next_cas()) } else { 0 }
     }
@@ -143,7 +143,7 @@ impl Inner {
     }
 
     /// Overwrites an item in place if its fields and padded size stay the same and its region is
-    /// not pinned. That saves an entry in the log, and its later garbage.
+    /// not pinned. This saves an entry in the log, and its later garbage.
     pub(super) fn overwrite(
         &self,
         bucket: &BucketGuard<'_>,
@@ -228,8 +228,8 @@ impl Inner {
         StoreOutcome::Stored { cas: attributes.cas, value_bytes }
     }
 
-    /// Applies the mode, and links a complete entry or abandons it. With `replaces`, links it only
-    /// if the key still has that item. Must not be called with a lock held.
+    /// Applies the mode, and links a complete entry or abandons it. With `replaces`, links the
+    /// entry only if the key still has that item. Must not be called with a lock held.
     #[allow(clippy::too_many_arguments)] // As above.
     pub(super) fn decide_and_link(
         &self,

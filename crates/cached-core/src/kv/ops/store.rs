@@ -144,11 +144,11 @@ fn write_pinned(reservation: &mut Reservation, value: &PinnedValue) -> bool {
 
 /// Space for one value. Fill it with [`spare`](Reservation::spare) and
 /// [`advance`](Reservation::advance) or [`write`](Reservation::write), then call
-/// [`commit`](Reservation::commit). Dropping it earlier changes nothing.
+/// [`commit`](Reservation::commit). Dropping the reservation before that changes nothing.
 ///
 /// A large value uses memory only as it arrives, at most one region ahead. The memory of an
-/// incomplete value cannot be reclaimed, so all reservations together are limited: see
-/// [`Kv::reserve`].
+/// incomplete value cannot be reclaimed, so all reservations together are limited (see
+/// [`Kv::reserve`]).
 ///
 /// ```
 /// # use cached_core::kv::{Kv, KvConfig, StoreOptions, StoreOutcome};
@@ -280,8 +280,8 @@ impl Reservation {
         self.value_bytes - self.filled
     }
 
-    /// Returns space for the next bytes: not empty unless the value is complete. `None` if there is
-    /// no memory for more; then the value cannot be stored.
+    /// Returns space for the next bytes, which is not empty unless the value is complete. Returns
+    /// `None` if there is no memory for more; then the value cannot be stored.
     pub fn spare(&mut self) -> Option<&mut [u8]> {
         let remaining = self.remaining();
         if remaining == 0 {
@@ -343,7 +343,7 @@ impl Reservation {
     /// written.
     ///
     /// # Panics
-    /// If `bytes` is more than remains.
+    /// If `bytes` exceeds the remaining bytes.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.remaining(), "more was written than there is room for");
         self.filled += bytes;
