@@ -44,8 +44,8 @@ pub trait Server: Clone {
     /// refused, which must be short enough for a socket's buffer.
     fn refuse(&self) -> &'static [u8];
 
-    /// Counts a connection, and serves it until its end. The error is the reason for an end that is
-    /// not in order, as one line; it is logged.
+    /// Counts a connection, and serves it until its end. The error is the reason for an abnormal
+    /// end, as one line; it is logged.
     fn serve(
         self,
         socket: TcpStream,
@@ -60,7 +60,7 @@ pub trait Server: Clone {
 /// Dropping the future, or the returned set, aborts the connections.
 ///
 /// # Panics
-/// Outside of a tokio runtime.
+/// If it is called outside of a tokio runtime.
 pub async fn accept<S: Server>(
     server: S,
     listener: TcpListener,

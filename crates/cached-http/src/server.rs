@@ -40,8 +40,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 pub struct ServerLimits {
     /// The maximum number of headers in a request.
     pub headers_max: usize,
-    /// The maximum size of the head of a request in bytes, at least 8192. Also the buffer size of
-    /// each direction.
+    /// The maximum size of the head of a request in bytes, at least 8192. This is also the size of
+    /// the buffer for each direction.
     pub head_bytes_max: usize,
     /// The maximum time for receiving the head of a request, and between two requests.
     pub head_time_max: Duration,
@@ -49,8 +49,8 @@ pub struct ServerLimits {
 
 /// Serves a connection until it ends, or until its current request ends once `end` has completed.
 ///
-/// None of the types is a type parameter: hyper's code for a connection takes long to compile, and
-/// each crate with a server would have its own copy.
+/// No type is a type parameter: hyper's code for a connection takes long to compile, and each crate
+/// with a server would have its own copy.
 ///
 /// # Errors
 /// A one-line message with the client's mistake, or the reason why the connection broke.
@@ -87,8 +87,8 @@ pub fn serve(
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Reads the rest of a refused body, within limits: a client that is still sending could miss the
-/// response if its connection were closed. Stops after `bytes_max`, after [`DRAIN_TIME_MAX`], and if
-/// the client pauses for `stall_max`.
+/// response if its connection were closed. Stops after `bytes_max`, after [`DRAIN_TIME_MAX`], or
+/// when the client pauses for `stall_max`.
 pub async fn drain(mut body: Incoming, bytes_max: usize, stall_max: Duration) {
     let draining = async {
         let mut left = bytes_max;

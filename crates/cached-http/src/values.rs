@@ -11,14 +11,15 @@ use percent_encoding::percent_decode_str;
 /// The content of a `Range` header: one range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteRange {
-    /// From the first byte to the second, inclusive. Without a second one, to the end.
+    /// From the first byte to the second one, inclusive. Without a second one, the range extends to
+    /// the end.
     From(u64, Option<u64>),
-    /// The last bytes, as many as this number.
+    /// This number of bytes at the end.
     Last(u64),
 }
 
 impl ByteRange {
-    /// Parses a `Range` header; `None` unless it is one range of bytes.
+    /// Parses a `Range` header; returns `None` unless it is one range of bytes.
     #[must_use]
     pub fn parse(value: &str) -> Option<Self> {
         let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
@@ -32,7 +33,7 @@ impl ByteRange {
         }
     }
 
-    /// Returns the range within an object of `size` bytes; `None` if it is empty.
+    /// Returns the range within an object of `size` bytes; `None` if the range is empty.
     #[must_use]
     pub fn within(self, size: u64) -> Option<Range<u64>> {
         let range = match self {
@@ -98,8 +99,8 @@ pub fn percent_decoded(text: &str) -> Option<Cow<'_, [u8]>> {
 
 /// Returns whether a `Host` is an IP address or `localhost`, with or without a port.
 ///
-/// A web page that makes its own name resolve to this host, so that a browser lets it read the
-/// responses, uses that name.
+/// A web page may make its own name resolve to this host, so that a browser lets it read the
+/// responses. Such a page uses its own name.
 #[must_use]
 pub fn is_local_host(named: &str) -> bool {
     let host = match named.strip_prefix('[') {

@@ -27,7 +27,7 @@ pub(crate) fn page(program: &str, version: &str, file_name: &str, text: &str) ->
     page.roff.render()
 }
 
-/// A page, and what has been read of its next entry.
+/// A page, and the part of its next entry that has been read.
 #[derive(Default)]
 struct Page {
     roff: Roff,
@@ -38,7 +38,7 @@ struct Page {
 /// A part of a comment.
 enum Part {
     Paragraph(String),
-    /// A line that is shown as it is.
+    /// A line that is shown unchanged.
     Line(String),
 }
 

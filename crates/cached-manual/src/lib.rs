@@ -24,7 +24,7 @@ use std::{fs, io};
 /// The option that generates pages and completions.
 pub const OPTION: &str = "--generate-manual";
 
-/// `EX_IOERR`: a file could not be written.
+/// The exit status if a file could not be written (`EX_IOERR`).
 const NOT_WRITTEN: u8 = 74;
 
 /// If the arguments of this process are [`OPTION`], a directory, and possibly a configuration file,

@@ -50,7 +50,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns the kind of metric that has such values.
+    /// Returns the kind of metric that has values of this type.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -67,7 +67,7 @@ pub struct Label {
     /// The dimension, for example `method`: letters, digits and underscores, not starting with a
     /// digit.
     pub name: Text,
-    /// The sample's value in it, for example `get`: any text.
+    /// The sample's value in this dimension, for example `get`. It may be any text.
     pub value: Text,
 }
 
@@ -77,11 +77,11 @@ impl<N: Into<Text>, V: Into<Text>> From<(N, V)> for Label {
     }
 }
 
-/// One value, distinguished from the family's others by its labels.
+/// One value, which its labels distinguish from the family's other values.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample {
-    /// The labels. A sample has no two with the same name; a family has no two samples with the
-    /// same labels.
+    /// The labels. No two labels of a sample have the same name, and no two samples of a family
+    /// have the same labels.
     pub labels: Vec<Label>,
     /// The value.
     pub value: Value,
@@ -100,7 +100,7 @@ pub struct Family {
     pub samples: Vec<Sample>,
 }
 
-/// A number as outputs show it: without a fraction if it has none.
+/// A number in the form in which outputs show it, without a fraction if it is an integer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Number {
     /// A whole number.
@@ -123,7 +123,7 @@ impl Number {
 
 impl From<f64> for Number {
     fn from(number: f64) -> Self {
-        /// 2⁵³: up to this value, every integer is exact.
+        /// The limit 2⁵³: up to this value, every integer is exact.
         const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
         let is_whole = number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(&number);
         if is_whole { Self::Integer(number as u64) } else { Self::Float(number) }
@@ -151,7 +151,7 @@ impl fmt::Display for Number {
 
 /// The families that a collector writes, in the order in which their names first occurred.
 ///
-/// Samples of the same name are added to one family. A sample with another kind or help text than
+/// Samples of the same name are added to one family. A sample whose kind or help text differs from
 /// the family's is kept in a family of its own, which [`Registry::gather`](crate::Registry::gather)
 /// reports.
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -196,7 +196,7 @@ impl Families {
         }
     }
 
-    /// Adds the families of `other` after these.
+    /// Adds the families of `other` after the present ones.
     pub fn append(&mut self, other: Self) {
         other.families.into_iter().for_each(|family| self.add(family));
     }
@@ -215,7 +215,7 @@ impl Families {
 
     /// Returns the value of the counter or gauge called `name`: the sum over its samples.
     ///
-    /// `None` if there is no such family, or it is a histogram.
+    /// Returns `None` if the family does not exist, or is a histogram.
     ///
     /// ```
     /// let mut families = cached_metrics::Families::new();

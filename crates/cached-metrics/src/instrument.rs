@@ -94,7 +94,7 @@ fn add_f64(bits: &AtomicU64, change: f64) {
 #[derive(Debug)]
 pub struct Histogram {
     bounds: Box<[f64]>,
-    /// One count per bound, not cumulative, and one for values above the last bound.
+    /// One count per bound, not cumulative, and a last one for values above all bounds.
     counts: Box<[AtomicU64]>,
     /// The bits of an `f64`.
     sum: AtomicU64,
@@ -125,7 +125,7 @@ impl Histogram {
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the distribution. Values observed meanwhile may be in the sum but not in the
+    /// Returns the distribution. Values observed in the meantime may be in the sum but not in the
     /// buckets, or vice versa. `count` always equals the total of the buckets.
     #[must_use]
     pub fn value(&self) -> Value {

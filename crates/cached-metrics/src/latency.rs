@@ -12,9 +12,10 @@ use crate::family::Value;
 const STEPS: usize = 4;
 /// The number of powers of two, from 1 µs to 2²⁶ µs, which is 67 s.
 const OCTAVES: usize = 26;
-/// The number of buckets: one up to 1 µs, those of the powers of two, and one for longer durations.
+/// The number of buckets: one for durations up to 1 µs, those of the powers of two, and one for
+/// longer durations.
 const BUCKETS: usize = 1 + OCTAVES * STEPS + 1;
-/// A quarter of a microsecond, so that the first power of two has four steps of one unit.
+/// The unit: a quarter of a microsecond, so that the first power of two has four steps of one unit.
 const UNIT_NANOS: u64 = 250;
 
 /// Returns the bucket of a duration.
@@ -29,7 +30,7 @@ fn bucket_of(nanos: u64) -> usize {
     (1 + octave as usize * STEPS + step).min(BUCKETS - 1)
 }
 
-/// Returns the inclusive upper bound of a bucket in nanoseconds; `None` for the last one.
+/// Returns the inclusive upper bound of a bucket in nanoseconds; `None` for the last bucket.
 fn bound_nanos(bucket: usize) -> Option<u64> {
     match bucket {
         0 => Some(STEPS as u64 * UNIT_NANOS),
@@ -78,15 +79,15 @@ impl Latency {
         self.observe_many(duration, 1);
     }
 
-    /// Counts `count` times the same duration.
+    /// Counts the same duration `count` times.
     pub fn observe_many(&self, duration: Duration, count: u64) {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.counts[bucket_of(nanos)].fetch_add(count, Ordering::Relaxed);
         self.sum_nanos.fetch_add(nanos.saturating_mul(count), Ordering::Relaxed);
     }
 
-    /// Returns the durations counted so far. Those counted meanwhile may be in the sum but not in a
-    /// bucket, or vice versa.
+    /// Returns the durations counted so far. Durations counted in the meantime may be in the sum
+    /// but not in a bucket, or vice versa.
     #[must_use]
     pub fn snapshot(&self) -> LatencySnapshot {
         let read = |bucket: usize| self.counts[bucket].load(Ordering::Relaxed);
@@ -147,7 +148,7 @@ impl LatencySnapshot {
     }
 
     /// Returns the `quantile` of all durations, interpolated within its bucket; `None` for an empty
-    /// distribution. Above the scale, it is the scale's end, 67 s.
+    /// distribution. A result above the scale becomes the end of the scale, 67 s.
     ///
     /// A `quantile` outside of 0 to 1 counts as the nearer limit.
     #[must_use]
@@ -171,7 +172,7 @@ impl LatencySnapshot {
         Some(Duration::from_nanos(lower))
     }
 
-    /// Returns the distribution in powers of two: the inclusive upper bound of each nonempty one,
+    /// Returns the distribution in powers of two: for each nonempty one, the inclusive upper bound
     /// in microseconds, and the number of durations in it. Durations beyond the scale are counted
     /// at twice the scale's end.
     #[must_use]

@@ -60,14 +60,15 @@ pub enum GatherError {
         /// The name.
         name: Text,
     },
-    /// Two collectors disagree about the kind or the help text of a family. The first one is kept.
+    /// Two collectors disagree about the kind or the help text of a family. The first definition is
+    /// kept.
     #[error("metric {family}: collectors disagree about its kind or help text")]
     Conflict {
         /// The family.
         family: Text,
     },
     /// A family has two samples with the same labels, or a sample has two labels with the same
-    /// name. The first one is kept.
+    /// name. The first of the two is kept.
     #[error("metric {family}: two samples have the same labels")]
     Duplicate {
         /// The family.
@@ -116,7 +117,7 @@ struct Source {
     labels: Arc<[Label]>,
 }
 
-/// Keeps a component registered. Dropping it removes the component.
+/// Keeps a component registered. Dropping this handle removes the component.
 #[derive(Debug)]
 #[must_use = "dropping a registration removes the component from the registry"]
 pub struct Registration {
@@ -184,8 +185,8 @@ impl Registry {
         Registration { inner: Arc::downgrade(&self.inner), id }
     }
 
-    /// Collects all components and merges their metrics. A family that several components write has
-    /// the samples of all of them.
+    /// Collects the metrics of all components and merges them. A family that several components
+    /// write has the samples of all of them.
     #[must_use]
     pub fn gather(&self) -> Gathered {
         // Collectors run outside the lock, so that one may register another.

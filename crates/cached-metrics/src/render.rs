@@ -24,7 +24,7 @@ impl fmt::Display for Pair {
 /// Returns every number of `families` with a name, as shown by memcached's `stats` and by `cachectl
 /// stats`.
 ///
-/// A counter or gauge is one pair. A histogram is a pair for each bucket, one for its sum and one
+/// A counter or gauge is one pair. A histogram has a pair for each bucket, one for its sum and one
 /// for its count, named as Prometheus names them.
 ///
 /// ```

@@ -9,9 +9,9 @@ use crate::instrument::{Counter, Gauge, Histogram};
 /// Declares a struct of counters and gauges, each with its metric, and implements
 /// [`Collect`](crate::Collect).
 ///
-/// A field's doc comment is the metric's help text, and so appears in the operators' reference. A
-/// name that ends in `_total` belongs to a counter, any other to a gauge. A field without a metric
-/// is an ordinary field.
+/// A field's doc comment is the metric's help text, and therefore appears in the operators'
+/// reference. A name that ends in `_total` belongs to a counter, any other name to a gauge. A field
+/// without a metric is an ordinary field.
 ///
 /// ```
 /// use cached_metrics::{Collect, Counter, LabelledMetric, counters};
@@ -167,7 +167,7 @@ impl From<&'static str> for Series {
 
 /// A value that a metric can have.
 pub trait Reading {
-    /// Returns the present value in the form of `kind`; `None` if there is none.
+    /// Returns the present value in the form of `kind`; `None` if the field has no value.
     fn value(&self, kind: Kind) -> Option<Value>;
 }
 

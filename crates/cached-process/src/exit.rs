@@ -20,7 +20,7 @@ pub enum Exit {
     NoUser = 67,
     /// A bug: `EX_SOFTWARE`.
     Defect = 70,
-    /// Something else uses a resource that the start needs, or denies it: `EX_OSERR`.
+    /// Another program uses a resource that the start needs, or the system denies it: `EX_OSERR`.
     Refused = 71,
     /// Acknowledged data could not be stored: `EX_IOERR`.
     NotStored = 74,
@@ -49,7 +49,7 @@ impl Exit {
         self as u8
     }
 
-    /// Returns its meaning, in the words of the documents and the manual pages.
+    /// Returns the status's meaning, in the words of the documents and the manual pages.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
@@ -107,7 +107,7 @@ impl Failure {
         Failure { exit, line: line.to_string() }
     }
 
-    /// Returns this failure with an earlier one, `line`, before it.
+    /// Returns this failure, preceded by the line `line` of an earlier failure.
     #[must_use]
     pub fn after(self, line: &str) -> Failure {
         Failure { line: format!("{line}\n{}", self.line), ..self }

@@ -16,18 +16,19 @@ pub fn write_whole(path: &Path, draft_suffix: &str, text: &str) -> io::Result<()
     fs::rename(&draft, path)
 }
 
-/// The file of a unix socket on which this process listens. The file is removed when this is
-/// dropped, unless the path leads to another file by then (a new server may have bound a socket
-/// there), or the file still belongs to another process.
+/// The file of a unix socket on which this process listens. Dropping this value removes the file,
+/// unless the path leads to another file by then (a new server may have bound a socket there), or
+/// the file still belongs to another process.
 ///
-/// Must be dropped while the socket is still open: only then can no other file have the same inode.
+/// This value must be dropped while the socket is still open: only then can no other file have the
+/// same inode.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
     /// The device and inode of the file.
     file: Option<(u64, u64)>,
-    /// Whether another process has the socket as well, and may continue to use it. The file then
-    /// stays.
+    /// Whether another process also has the socket, and may continue to use it. In this case the
+    /// file stays.
     is_another: bool,
 }
 

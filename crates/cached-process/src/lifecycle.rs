@@ -11,8 +11,8 @@ use std::sync::{Arc, OnceLock};
 use std::{io, panic};
 use tokio::sync::{Notify, SetOnce};
 
-/// The request to shut the process down, made by a signal, an administrator or a client. Clones
-/// share one request.
+/// The request to shut the process down, which a signal, an administrator or a client makes. Clones
+/// share the same request.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Arc<SetOnce<()>>);
 
@@ -50,10 +50,10 @@ pub fn log_start(program: &str, version: &str, file: Option<&Path>) {
 static FIRST_PANIC: OnceLock<String> = OnceLock::new();
 static PANICKED: Notify = Notify::const_new();
 
-/// Starts recording panics of all threads: each is printed, as usual or as a line of a JSON log; the
-/// first is recorded, and `main` is notified that the process has to shut down. A process without
-/// some of its threads cannot serve correctly, and its acknowledged data are safer in the store than
-/// in memory. Call it once per process.
+/// Starts recording panics of all threads. Each panic is printed, as usual or as a line of a JSON
+/// log; the first one is recorded, and `main` is notified that the process has to shut down. A
+/// process that lacks some of its threads cannot serve correctly, and its acknowledged data are
+/// safer in the store than in memory. This must be called once per process.
 pub fn watch_panics() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -84,8 +84,8 @@ pub async fn panicked() {
 }
 
 /// Sends a change of state, such as `READY=1`, to the service manager that has set `NOTIFY_SOCKET`
-/// (systemd's `sd_notify`, without its library). Does nothing without that variable. A failure is
-/// logged.
+/// (systemd's `sd_notify`, without its library). Does nothing if the variable is not set. A failure
+/// is logged.
 pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&path, state) {

@@ -16,13 +16,14 @@ fn machine_bytes() -> u64 {
 /// The sum of all limits of this process's memory, in bytes.
 static BYTES_MAX: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the sum of all limits of this process's memory, in bytes; 0 until the start has it.
+/// Returns the sum of all limits of this process's memory, in bytes; 0 until the start has computed
+/// it.
 #[must_use]
 pub fn bytes_max() -> u64 {
     BYTES_MAX.load(Ordering::Relaxed)
 }
 
-/// Records the sum of all limits of this process's memory, and logs a warning if that exceeds the
+/// Records the sum of all limits of this process's memory, and logs a warning if it exceeds the
 /// machine's memory.
 pub fn set_bytes_max(bytes: u64) {
     BYTES_MAX.store(bytes, Ordering::Relaxed);
@@ -42,16 +43,16 @@ pub fn set_bytes_max(bytes: u64) {
 // for mapping memory directly. Therefore, after a burst of large requests, several times the memory
 // in use stays resident.
 
-/// Buffers of at least this size, in bytes, get their own mappings, which return to the system when
-/// freed and grow without a copy.
+/// The minimum size, in bytes, of buffers that get their own mappings, which return to the system
+/// when they are freed, and grow without a copy.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES_MIN: c_int = 64 << 10;
 /// The maximum number of free bytes that are kept at the end of a heap.
 #[cfg(target_env = "gnu")]
 const KEPT_BYTES_MAX: c_int = 2 << 20;
 
-/// Configures the allocator to return freed memory to the system. Call it before any other thread
-/// exists.
+/// Configures the allocator to return freed memory to the system. This must be called before any
+/// other thread exists.
 pub fn configure_allocator() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `mallopt` takes two plain numbers and is called before any other thread exists.
@@ -63,8 +64,8 @@ pub fn configure_allocator() {
     }
 }
 
-/// Returns free pages within the heaps to the system. Allocations wait meanwhile, for some
-/// milliseconds if much is free.
+/// Returns free pages within the heaps to the system. During this time, for some milliseconds if
+/// much is free, allocations wait.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `malloc_trim` may be called at any time, by any thread.

@@ -63,8 +63,8 @@ impl Signals {
         Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
     }
 
-    /// Waits until a signal makes a request; each such signal ends one wait. Must be polled on a
-    /// tokio runtime.
+    /// Waits until a signal makes a request; each such signal ends one wait. The future must be
+    /// polled on a tokio runtime.
     ///
     /// # Cancel safety
     /// A signal that is not returned is returned by the next call.
@@ -107,7 +107,7 @@ impl Signals {
     /// because of `during`, for example "while the store is being opened".
     ///
     /// # Cancel safety
-    /// As for [`requested`](Self::requested).
+    /// The same as for [`requested`](Self::requested).
     pub async fn end_requested(&self, during: &str) {
         while !is_end(self.requested().await, during) {}
     }

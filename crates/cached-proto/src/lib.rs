@@ -110,9 +110,9 @@ impl Protocol {
 /// whose body has not arrived, and `E` a reply to malformed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded<R, B, E> {
-    /// The request has not arrived completely. Nothing is consumed: read more and call again.
+    /// The request has not arrived completely. Nothing is consumed: read more, and decode again.
     Incomplete,
-    /// One whole request, body included.
+    /// One complete request, including its body.
     Request {
         /// The request; it borrows from the input.
         request: R,
@@ -121,7 +121,8 @@ pub enum Decoded<R, B, E> {
     },
     /// A storage command whose body has not arrived completely.
     ///
-    /// Some bytes of the body may already be in the input, after `consumed`.
+    /// The head of a request whose body follows. Some bytes of the body may already be in the
+    /// input, after `consumed`.
     Body {
         /// The command line; the key borrows from the input.
         header: B,
@@ -131,9 +132,9 @@ pub enum Decoded<R, B, E> {
         /// meta ([`text::check_terminator`]).
         body_len: usize,
     },
-    /// Not a valid request: send the reply and continue as specified.
+    /// The input is not a valid request: send the reply and continue as specified.
     Refused(Refused<E>),
-    /// Close without a reply (replies that are already due are still sent).
+    /// Close the connection without a reply (replies that are already due are still sent).
     Close,
 }
 
@@ -142,12 +143,12 @@ pub enum Decoded<R, B, E> {
 pub struct Refused<E> {
     /// The reply; empty if `noreply` suppresses it.
     pub reply: E,
-    /// The number of bytes of the input to drop; at least one.
+    /// The number of input bytes to drop; at least one.
     pub consumed: usize,
     /// The number of bytes to discard after `consumed`, whether or not they have arrived: the body
     /// of the refused command.
     pub swallow: usize,
-    /// Close once the reply is sent.
+    /// Whether to close the connection once the reply is sent.
     pub close: bool,
 }
 

@@ -23,7 +23,8 @@ pub const LINE_LEN_MIN: usize = 4;
 /// which has any number of keys.
 pub const TOKENS_MAX: usize = 23;
 
-/// Tokens only start within this many bytes of a line (memcached keeps their offsets in 16 bits).
+/// The number of bytes at the beginning of a line within which words must start (memcached keeps
+/// their offsets in 16 bits).
 pub const TOKENIZED_LEN_MAX: usize = u16::MAX as usize - 1;
 
 /// The maximum number of tokens of a meta command, including the command and its key.
@@ -56,7 +57,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// 4 MiB for a `get` line: 16 000 keys of the maximum length, 100 000 of usual length.
+    /// The defaults: 4 MiB for a `get` line, which is sufficient for 16 000 keys of the maximum
+    /// length, or 100 000 of usual length.
     pub const DEFAULT: Limits = Limits { get_line_len_max: 4 << 20 };
 }
 

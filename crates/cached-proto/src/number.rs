@@ -37,8 +37,8 @@ pub fn token_i32(token: &[u8]) -> Option<i32> {
 }
 
 /// Reads client flags at the start of `text`, as `safe_strtoul` does: reduced to 32 bits, and
-/// negative only where the wrapped value has its top bit clear (`-18446744073709551615` is 1, `-1`
-/// is refused).
+/// negative only if the wrapped value has its top bit clear (`-18446744073709551615` is 1, `-1` is
+/// refused).
 pub fn c_flags(text: &[u8]) -> Option<u32> {
     let (negative, magnitude) = c_integer(text)?;
     let value = if negative { magnitude.wrapping_neg() } else { magnitude };

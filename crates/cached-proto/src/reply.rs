@@ -14,9 +14,9 @@ replies! {
     STORED = "STORED";
     /// The condition of `add`, `replace`, `append` or `prepend` did not hold.
     NOT_STORED = "NOT_STORED";
-    /// `cas`: the item has changed since.
+    /// The condition of `cas` did not hold: the item has changed.
     EXISTS = "EXISTS";
-    /// No such key.
+    /// The key does not exist.
     NOT_FOUND = "NOT_FOUND";
     /// The item is deleted.
     DELETED = "DELETED";
@@ -24,7 +24,7 @@ replies! {
     TOUCHED = "TOUCHED";
     /// Done.
     OK = "OK";
-    /// Statistics are set to zero.
+    /// The statistics have been reset to zero.
     RESET = "RESET";
     /// The last line of a `get` or of statistics.
     END = "END";
@@ -35,28 +35,28 @@ replies! {
     BAD_FORMAT = "CLIENT_ERROR bad command line format";
     /// The body does not end in CRLF.
     BAD_DATA_CHUNK = "CLIENT_ERROR bad data chunk";
-    /// `touch`, `gat`, `gats`, `flush_all`.
+    /// The expiry of `touch`, `gat`, `gats` or `flush_all` is invalid.
     INVALID_EXPTIME = "CLIENT_ERROR invalid exptime argument";
     /// `incr`, `decr`.
     INVALID_DELTA = "CLIENT_ERROR invalid numeric delta argument";
-    /// `incr`, `decr`, `ma` on a value that is not a number.
+    /// The value on which `incr`, `decr` or `ma` operates is not a number.
     NON_NUMERIC = "CLIENT_ERROR cannot increment or decrement non-numeric value";
-    /// `flush_all` under `-F`.
+    /// `-F` forbids `flush_all`.
     FLUSH_NOT_ALLOWED = "CLIENT_ERROR flush_all not allowed";
-    /// `flush_prefix` under `-F`. memcached does not have this reply.
+    /// `-F` forbids `flush_prefix`. memcached does not have this reply.
     FLUSH_PREFIX_NOT_ALLOWED = "CLIENT_ERROR flush_prefix not allowed";
-    /// `flush_prefix` while as many prefixes as possible are being removed. memcached does not have
-    /// this reply.
+    /// `flush_prefix` was refused, because the maximum number of prefixes is being removed.
+    /// memcached does not have this reply.
     TOO_MANY_PREFIXES = "SERVER_ERROR too many flushes of prefixes are pending";
-    /// `shutdown` with an unknown argument.
+    /// `shutdown` had an unknown argument.
     INVALID_SHUTDOWN_MODE = "CLIENT_ERROR invalid shutdown mode";
-    /// `shutdown` without `-A`.
+    /// `shutdown` was refused, because `-A` is missing.
     SHUTDOWN_NOT_ENABLED = "SERVER_ERROR: shutdown not enabled";
     /// The item exceeds the item size limit. A `set` or `ms` also removes the old item.
     TOO_LARGE = "SERVER_ERROR object too large for cache";
-    /// No memory for the item (with `-M`, for example).
+    /// There is no memory for the item (with `-M`, for example).
     OUT_OF_MEMORY_STORING = "SERVER_ERROR out of memory storing object";
-    /// No memory for `incr`, `decr`, `ma`, `md`.
+    /// There is no memory for `incr`, `decr`, `ma` or `md`.
     OUT_OF_MEMORY = "SERVER_ERROR out of memory";
     /// A line without an end; the connection is closed.
     OUT_OF_MEMORY_READING = "SERVER_ERROR out of memory reading request";
@@ -65,13 +65,13 @@ replies! {
 
     /// A command of a client that must authenticate first.
     UNAUTHENTICATED = "CLIENT_ERROR unauthenticated";
-    /// More bytes than a user and a password have.
+    /// The data are longer than a user and a password may be.
     AUTH_TOKEN_TOO_LONG = "CLIENT_ERROR auth token too long";
-    /// User and password do not end in CRLF.
+    /// User and password do not end with CRLF.
     AUTH_BAD_TERMINATION = "CLIENT_ERROR bad command line termination";
-    /// There is no blank between user and password.
+    /// A blank is missing between user and password.
     AUTH_BAD_TOKEN = "CLIENT_ERROR bad authentication token format";
-    /// Wrong user or password.
+    /// The user or the password is wrong.
     AUTH_FAILURE = "CLIENT_ERROR authentication failure";
     /// The reply is too large for UDP: the client must request it over TCP.
     UDP_REPLY_TOO_LARGE = "SERVER_ERROR reply too large for UDP";
@@ -82,13 +82,13 @@ replies! {
     META_DUPLICATE_FLAG = "CLIENT_ERROR duplicate flag";
     /// A letter that is not a flag.
     META_INVALID_FLAG = "CLIENT_ERROR invalid flag";
-    /// Any error in the flags of `ma`.
+    /// A flag of `ma` is invalid.
     META_INVALID_OR_DUPLICATE_FLAG = "CLIENT_ERROR invalid or duplicate flag";
     /// A flag's number is missing or malformed.
     META_BAD_TOKEN = "CLIENT_ERROR bad token in command line format";
-    /// More than twenty tokens.
+    /// The command has more than twenty words.
     META_TOO_MANY_FLAGS = "CLIENT_ERROR options flags are too long";
-    /// More than 31 bytes of opaque.
+    /// The opaque has more than 31 bytes.
     META_OPAQUE_TOO_LONG = "CLIENT_ERROR opaque token too long";
     /// The key is not base64.
     META_BAD_KEY = "CLIENT_ERROR error decoding key";

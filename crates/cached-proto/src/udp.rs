@@ -15,14 +15,14 @@ pub const UDP_HEADER_LEN: usize = 8;
 /// The maximum length of a datagram of a reply.
 pub const UDP_DATAGRAM_LEN_MAX: usize = 1400;
 
-/// The bytes of a reply in one datagram.
+/// The maximum number of reply bytes in one datagram.
 pub const UDP_DATA_LEN_MAX: usize = UDP_DATAGRAM_LEN_MAX - UDP_HEADER_LEN;
 
 /// The maximum length of a reply: the count of its datagrams has 16 bits.
 pub const UDP_REPLY_LEN_MAX: usize = UDP_DATA_LEN_MAX * u16::MAX as usize;
 
-/// Returns the id and the request in a datagram. `None` if the datagram has to be dropped: it is
-/// too short, empty, or part of a longer request.
+/// Returns the ID and the request in a datagram. Returns `None` if the datagram has to be dropped
+/// because it is too short, empty, or part of a longer request.
 pub fn decode_datagram(datagram: &[u8]) -> Option<(u16, &[u8])> {
     let (header, request) = datagram.split_first_chunk::<UDP_HEADER_LEN>()?;
     let [id, number, count] = [0, 2, 4].map(|at| u16::from_be_bytes([header[at], header[at + 1]]));

@@ -35,18 +35,18 @@
 /// The content of one node's block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Block {
-    /// The epoch in which the node takes part; 0 for none so far.
+    /// The epoch in which the node takes part; 0 if it has not taken part in any epoch.
     pub counter: u64,
     /// The ballot with which the node has entered the epoch.
     pub promised: u64,
-    /// The ballot of the node's last proposal in this epoch; 0 for none.
+    /// The ballot of the node's last proposal in this epoch; 0 if it has proposed nothing.
     pub voted: u64,
     /// The value of that proposal.
     pub value: u64,
 }
 
-/// The vote that a node must adopt: the one with the highest ballot in epoch `counter`, as the
-/// node that cast it and the value.
+/// Returns the vote that a node must adopt: the one with the highest ballot in epoch `counter`, as
+/// the node that cast it and the value.
 #[must_use]
 pub(crate) fn highest_vote(blocks: &[Block], counter: u64) -> Option<(usize, u64)> {
     let votes = blocks.iter().enumerate().filter(|(_, block)| block.counter == counter && block.voted > 0);
@@ -59,24 +59,25 @@ pub(crate) fn latest_epoch(blocks: &[Block]) -> u64 {
     blocks.iter().map(|block| block.counter).max().unwrap_or(0)
 }
 
-/// What a node does next.
+/// The next step of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Step {
-    /// Write the node's block. When it is stored, call [`Agreement::written`].
+    /// Write the node's block, and call [`Agreement::written`] when it is stored.
     Write(Block),
-    /// Read the blocks of all nodes, each after this step was returned, and pass them to
+    /// Read the blocks of all nodes after this step was returned, and pass them to
     /// [`Agreement::read`].
     Read,
     /// The epoch has decided this value.
     Decided(u64),
-    /// Another node is in this later epoch.
+    /// Another node is in a later epoch.
     Suspended {
         /// That epoch.
         counter: u64,
     },
 }
 
-/// The node's own block on the disk is not the one that it wrote: another process writes it.
+/// The error that the node's own block on the disk is not the one that it wrote: another process
+/// writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("another process writes the block of node {node}: every process needs a node number of its own")]
 pub(crate) struct Usurped {
@@ -87,17 +88,17 @@ pub(crate) struct Usurped {
 /// The rules of the protocol, each of which a test can break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Rule {
-    /// All blocks are read again after a ballot was written.
+    /// After a ballot was written, all blocks are read again.
     ReadAfterPromise,
-    /// All blocks are read again after a vote was written.
+    /// After a vote was written, all blocks are read again.
     ReadAfterVote,
-    /// A value that another node has voted for is adopted.
+    /// A node adopts a value that another node has voted for.
     Adopt,
-    /// The adopted value is that of the highest ballot.
+    /// The adopted value is the one with the highest ballot.
     AdoptHighest,
-    /// A node whose ballot is not the highest starts again.
+    /// A node whose ballot is not the highest one starts again.
     HighestBallot,
-    /// Ballots of earlier epochs count.
+    /// Ballots of earlier epochs count too.
     EarlierEpochs,
     /// Only a node whose own ballot decided the previous epoch skips phase 1.
     ShortPath,
@@ -105,7 +106,7 @@ pub(crate) enum Rule {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Phase {
-    /// The node takes part in no epoch, or the last one has ended otherwise than by its ballot.
+    /// The node takes part in no epoch, or its last epoch was not decided by its ballot.
     Idle,
     /// Phase 0: waiting for the blocks.
     Entering,
@@ -119,15 +120,15 @@ enum Phase {
     Won,
 }
 
-/// One node's part in the agreement.
+/// The state of one node in the agreement.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Agreement {
     me: usize,
-    /// The node's block on the disk, or the one being written.
+    /// The node's block on the disk, or the block that is being written.
     block: Block,
     /// Whether the block on the disk may be an older one, because a write has failed.
     is_uncertain: bool,
-    /// The epoch to enter, and the value to propose there.
+    /// The epoch to enter, and the value to propose in it.
     counter: u64,
     proposal: u64,
     phase: Phase,
@@ -138,8 +139,8 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// Returns the part of node `me`, whose block on the disk is `block`: an empty one for a node
-    /// that has never taken part.
+    /// Returns the state of node `me`, whose block on the disk is `block`. A node that has never
+    /// taken part has an empty block.
     #[must_use]
     pub(crate) fn new(me: usize, block: Block) -> Self {
         Self {
@@ -173,7 +174,8 @@ impl Agreement {
         self.counter
     }
 
-    /// Returns whether the next read decides if the node votes: it is that of phase 0 or 1.
+    /// Returns whether the next read decides if the node votes, which is the case in phases 0 and
+    /// 1.
     #[must_use]
     pub(crate) fn is_entering(&self) -> bool {
         matches!(self.phase, Phase::Entering | Phase::Promised)
@@ -197,7 +199,7 @@ impl Agreement {
     }
 
     /// Enters the epoch after the one that the node's own ballot has decided, with phase 2. Returns
-    /// `None` if there is no such epoch; then [`Self::enter`] is the way.
+    /// `None` if the node has not decided such an epoch; then [`Self::enter`] must be used.
     pub(crate) fn enter_next(&mut self, proposal: u64) -> Option<Step> {
         if !self.has_won() && self.keeps(Rule::ShortPath) {
             return None;
@@ -230,17 +232,17 @@ impl Agreement {
         Step::Read
     }
 
-    /// Ends the node's part in the epoch after a read or a write has failed. The block on the disk
-    /// is the old or the new one; the next [`Self::enter`] finds out which.
+    /// Ends the node's participation in the epoch after a read or a write has failed. The block on
+    /// the disk is the old or the new one; the next [`Self::enter`] determines which.
     pub(crate) fn failed(&mut self) {
         self.is_uncertain |= matches!(self.phase, Phase::Promising | Phase::Voting);
         self.phase = Phase::Idle;
     }
 
-    /// Checks the node's own block on the disk while no write of it is under way.
+    /// Checks the node's own block on the disk while no write of it is in progress.
     ///
     /// # Errors
-    /// [`Usurped`]; the node must stop.
+    /// [`Usurped`]. The node must stop.
     pub(crate) fn check(&self, own: Block) -> Result<(), Usurped> {
         let is_ours = self.is_uncertain || own == self.block;
         if is_ours { Ok(()) } else { Err(Usurped { node: self.me }) }
@@ -249,10 +251,10 @@ impl Agreement {
     /// Continues with the blocks of all nodes, in the order of their numbers.
     ///
     /// # Errors
-    /// [`Usurped`]; the node must stop.
+    /// [`Usurped`]. The node must stop.
     ///
     /// # Panics
-    /// If there is no block of this node.
+    /// If `blocks` lacks the block of this node.
     pub(crate) fn read(&mut self, blocks: &[Block]) -> Result<Step, Usurped> {
         let own = blocks[self.me];
         if self.is_uncertain && self.phase == Phase::Entering {
@@ -279,7 +281,7 @@ impl Agreement {
         })
     }
 
-    /// Returns the highest ballot of any node, with its node.
+    /// Returns the highest ballot of all nodes, and its node.
     fn highest_ballot(&self, blocks: &[Block]) -> (u64, usize) {
         let counts = |block: &Block| block.counter == self.counter || self.keeps(Rule::EarlierEpochs);
         let ballots = blocks.iter().enumerate().filter(|(_, block)| counts(block));

@@ -9,9 +9,9 @@ const NANOS_PER_SEC: u64 = 1_000_000_000;
 /// The time since this host has started, including the time for which it was suspended:
 /// `CLOCK_BOOTTIME`.
 ///
-/// Leases need this clock. The monotonic clock of [`SystemClock`] stops while the host is suspended,
-/// so a host that wakes up would take an ended lease for a valid one; and the time of day can be
-/// set.
+/// Leases need this clock. The monotonic clock of [`SystemClock`] stops while the host is
+/// suspended, so a host that wakes up would regard an ended lease as valid; and the time of day can
+/// be set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BootClock;
 
@@ -22,7 +22,7 @@ impl Clock for BootClock {
         Timestamp(now.tv_sec as u64 * NANOS_PER_SEC + now.tv_nsec as u64)
     }
 
-    /// After a suspension the sleep may end late.
+    /// After a suspension, the sleep may end late.
     fn sleep_until(&self, until: Timestamp) -> Sleep {
         SystemClock.sleep(until.since(self.now()))
     }

@@ -46,7 +46,7 @@ pub struct FileKeys {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StoreKeys {
-    /// The namespace of the registry's object, which nothing else should use.
+    /// The namespace of the registry's object. No other data should use it.
     pub namespace: String,
     /// The time between two reads by a watch, in milliseconds.
     pub poll_ms: u64,
@@ -98,9 +98,9 @@ impl Default for EtcdKeys {
 pub struct DiskKeys {
     /// The block device or the file; required.
     pub path: PathBuf,
-    /// The number of processes that use it, the same for all of them; required.
+    /// The number of processes that use the disk; required. It must be the same for all of them.
     pub nodes: usize,
-    /// The number of this process, counted from 0, which no other process has.
+    /// The number of this process, counted from 0. It must be unique.
     pub node: usize,
     /// Whether to create a missing file, and to prepare a disk that contains only zeros.
     pub create: bool,
@@ -153,7 +153,7 @@ impl RegistryTable {
         }
     }
 
-    /// Returns the file with the password, if there is one: no other users should be able to read
+    /// Returns the file with the password, if there is one. Other users should not be able to read
     /// it.
     #[must_use]
     pub fn secret_file(&self) -> Option<&std::path::Path> {

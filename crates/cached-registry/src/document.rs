@@ -28,7 +28,7 @@ impl Key {
     /// Returns the key with this text.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the text is not a key.
+    /// [`Error::Invalid`] if the text is not a valid key.
     pub fn new(text: &str) -> Result<Self> {
         let is_part = |part: &str| {
             !part.is_empty()
@@ -86,8 +86,8 @@ impl fmt::Display for Revision {
     }
 }
 
-/// The identity of a lease, which is never used again: it distinguishes the incarnations of a
-/// process that starts several times under one name.
+/// The identity of a lease, which is never reused: it distinguishes the incarnations of a process
+/// that starts several times under one name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LeaseId(pub u64);
 
@@ -106,11 +106,11 @@ pub struct Document {
     pub value: Bytes,
     /// The revision of the document's last change.
     pub revision: Revision,
-    /// The lease with which the document ends, if it is bound to one.
+    /// The lease with which the document ends, if the document is bound to one.
     pub lease: Option<LeaseId>,
 }
 
-/// The documents of a listing, and the state of the registry that they belong to.
+/// The documents of a listing, and the state of the registry to which they belong.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listing {
     /// The documents in the order of their keys.
@@ -119,7 +119,7 @@ pub struct Listing {
     pub revision: Revision,
 }
 
-/// The state in which a change expects its document.
+/// The state that a change requires of its document.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Expect {
     /// The document does not exist.
@@ -130,7 +130,7 @@ pub enum Expect {
 
 impl Expect {
     /// Returns whether a document whose last change has the revision `found` (`None`: no document)
-    /// is as expected.
+    /// has the required state.
     #[must_use]
     pub fn is_met(self, found: Option<Revision>) -> bool {
         match self {
@@ -140,7 +140,7 @@ impl Expect {
     }
 }
 
-/// A change of one document, made only if the document is as expected.
+/// A change of one document, which is made only if the document has the required state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
     /// The document.
@@ -166,7 +166,7 @@ impl Change {
         Self { key, expect: Expect::At(revision), value: None, lease: None }
     }
 
-    /// Binds the document to a lease: it is removed when the lease ends.
+    /// Binds the document to a lease: the document is removed when the lease ends.
     #[must_use]
     pub fn with_lease(self, lease: LeaseId) -> Self {
         Self { lease: Some(lease), ..self }
@@ -202,7 +202,7 @@ pub(crate) fn check_changes(changes: &[Change]) -> Result<()> {
 /// A lease held by this process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lease {
-    /// The identity: the incarnation of its holder.
+    /// The identity, which is the incarnation of the lease's holder.
     pub id: LeaseId,
     /// The time for which the registry keeps the lease after a renewal.
     pub duration: Duration,
@@ -217,7 +217,7 @@ impl Lease {
     }
 }
 
-/// Returns the time for which its holder may rely on a lease, from before a renewal was sent.
+/// Returns the time for which a holder may rely on a lease, counted from before a renewal was sent.
 pub(crate) fn relied_on(lease: Duration) -> Duration {
     lease / 3 * 2
 }
@@ -233,7 +233,7 @@ pub(crate) fn check_lease(duration: Duration) -> Result<()> {
     Err(Error::Invalid(format!("a lease of {duration:?}: it must last 1 s to {LEASE_MAX:?}").into()))
 }
 
-/// A watched change of one document. A body may leave out states that did not last.
+/// A watched change of one document. A body may omit states that did not last.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The document was created or changed.
@@ -253,10 +253,10 @@ impl Event {
     }
 }
 
-/// What a watch has seen: all changes up to `revision`.
+/// The changes that a watch has received: all changes up to `revision`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Changes {
-    /// The changes of documents, at least one.
+    /// The changes of documents; at least one.
     pub events: Vec<Event>,
     /// The revision from which another watch can continue.
     pub revision: Revision,

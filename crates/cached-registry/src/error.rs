@@ -20,7 +20,7 @@ pub enum Error {
     Conflict {
         /// The document.
         key: Key,
-        /// Its revision; `None` if it does not exist.
+        /// The document's revision; `None` if the document does not exist.
         found: Option<Revision>,
     },
     /// The lease has ended, and nothing was changed. Take a new lease.
@@ -33,10 +33,11 @@ pub enum Error {
         /// The revision after which the watch was to continue.
         after: Revision,
     },
-    /// Nothing was changed; the same request may succeed later.
+    /// Nothing was changed. The same request may succeed later.
     #[error("the registry is not available: {0}")]
     Unavailable(Reason),
-    /// The change may have been made, or may still be made. Read before changing again.
+    /// The change may have been made, or may still be made. Read the state before changing it
+    /// again.
     #[error("the outcome of the change is unknown: {0}")]
     OutcomeUnknown(Reason),
     /// The registry refuses the caller, or all changes.

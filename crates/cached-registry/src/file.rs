@@ -40,7 +40,7 @@ impl FileBody {
     /// Reads the file.
     ///
     /// # Errors
-    /// The mistake in the file, or why it cannot be read.
+    /// The mistake in the file, or the reason why it cannot be read.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let (values, time) = read(path)?;
         let mut loaded = Loaded { first: time, ..Loaded::default() };
@@ -48,10 +48,10 @@ impl FileBody {
         Ok(Self { path: path.to_owned(), loaded: watch::Sender::new(loaded) })
     }
 
-    /// Reads the file again. After an error the documents stay as they are.
+    /// Reads the file again. After an error, the documents stay unchanged.
     ///
     /// # Errors
-    /// As for [`Self::open`].
+    /// The errors of [`Self::open`].
     pub(crate) fn reload(&self) -> Result<()> {
         let (values, time) = read(&self.path)?;
         self.loaded.send_if_modified(|loaded| loaded.replace(values, time));
@@ -89,7 +89,8 @@ impl FileBody {
 }
 
 impl Loaded {
-    /// Takes the documents of a file that was changed at `time`. Returns whether any differs.
+    /// Replaces the documents by those of a file that was changed at `time`. Returns whether any
+    /// document differs.
     fn replace(&mut self, values: BTreeMap<Key, Bytes>, time: Revision) -> bool {
         let next = Revision(time.0.max(self.revision.0 + 1));
         let old = std::mem::take(&mut self.documents);
@@ -128,7 +129,7 @@ impl Loaded {
     }
 }
 
-/// Returns the values in the file, and when it was changed, in microseconds.
+/// Returns the values in the file, and the time at which the file was changed, in microseconds.
 fn read(path: &Path) -> Result<(BTreeMap<Key, Bytes>, Revision)> {
     let mistake = |why: &str| Error::Invalid(format!("{}: {why}", path.display()).into());
     let file =

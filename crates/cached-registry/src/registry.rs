@@ -18,7 +18,7 @@ use crate::file::FileBody;
 use crate::store::StoreCell;
 use crate::table::TableBody;
 
-/// A registry, to be used within a tokio runtime. Clones are handles of the same registry.
+/// A registry, for use within a tokio runtime. Clones are handles of the same registry.
 ///
 /// # Cancel safety
 /// If the future of a change is dropped, the change may or may not be made, as after
@@ -30,7 +30,7 @@ pub struct Registry(Arc<Body>);
 enum Body {
     File(FileBody),
     Store(TableBody<StoreCell>),
-    /// With the number of this process on the disk.
+    /// A disk, and the number of this process on the disk.
     Disk(TableBody<DiskCell>, Arc<Disk>, usize),
     Etcd(EtcdBody),
 }
@@ -40,8 +40,9 @@ impl Registry {
     /// store itself, not a cache in front of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a mistake in the table or in a file that it names; [`Error::Denied`] if
-    /// the store or the disk cannot be used. etcd is not asked: it may be unavailable for a while.
+    /// [`Error::Invalid`] for a mistake in the table or in a file that it names; [`Error::Denied`]
+    /// if the store or the disk cannot be used. etcd is not contacted, because it may be
+    /// unavailable for a while.
     pub fn open(table: &RegistryTable, store: Option<Arc<dyn Blocker>>) -> Result<Self> {
         let mistake = |error: ConfigError| Error::Invalid(error.to_string().into());
         table.check().map_err(mistake)?;
@@ -86,10 +87,10 @@ impl Registry {
         }
     }
 
-    /// Returns the documents whose keys begin with `prefix`, all of one state of the registry.
+    /// Returns the documents whose keys begin with `prefix`, all from one state of the registry.
     ///
     /// # Errors
-    /// As for [`Self::get`].
+    /// The errors of [`Self::get`].
     pub async fn list(&self, prefix: &str) -> Result<Listing> {
         match &*self.0 {
             Body::File(body) => Ok(body.list(prefix)),
@@ -99,13 +100,14 @@ impl Registry {
         }
     }
 
-    /// Makes all `changes` if every document is as expected, otherwise none. At most
-    /// [`CHANGES_MAX`](crate::CHANGES_MAX) changes, of different documents. Returns the revision of
-    /// the changed documents.
+    /// Makes all `changes` if every document has the required state; otherwise makes none. There
+    /// may be at most [`CHANGES_MAX`](crate::CHANGES_MAX) changes, of different documents. Returns
+    /// the revision of the changed documents.
     ///
     /// # Errors
-    /// [`Error::Conflict`] with the first document that is not as expected; [`Error::LeaseEnded`];
-    /// [`Error::OutcomeUnknown`]; [`Error::TooLarge`], [`Error::Invalid`]; those of [`Self::get`].
+    /// [`Error::Conflict`] with the first document that does not have the required state;
+    /// [`Error::LeaseEnded`]; [`Error::OutcomeUnknown`]; [`Error::TooLarge`], [`Error::Invalid`];
+    /// the errors of [`Self::get`].
     pub async fn change_if(&self, changes: &[Change]) -> Result<Revision> {
         check_changes(changes)?;
         match &*self.0 {
@@ -116,11 +118,11 @@ impl Registry {
         }
     }
 
-    /// Takes a new lease of at least `duration`, in whole seconds in etcd. Documents can be
+    /// Grants a new lease of at least `duration`, in etcd in whole seconds. Documents can be
     /// [bound](Change::with_lease) to it.
     ///
     /// # Errors
-    /// Those of [`Self::change_if`].
+    /// The errors of [`Self::change_if`].
     pub async fn grant(&self, duration: Duration) -> Result<Lease> {
         check_lease(duration)?;
         match &*self.0 {
@@ -134,8 +136,8 @@ impl Registry {
     /// Renews a lease. Returns the lease with its new time.
     ///
     /// # Errors
-    /// [`Error::LeaseEnded`], and those of [`Self::change_if`]. After another error than
-    /// `LeaseEnded` the lease is as it was, or renewed.
+    /// [`Error::LeaseEnded`], and the errors of [`Self::change_if`]. After an error other than
+    /// `LeaseEnded`, the lease is either unchanged or renewed.
     pub async fn renew(&self, lease: &Lease) -> Result<Lease> {
         match &*self.0 {
             Body::File(body) => body.refuse(),
@@ -145,11 +147,11 @@ impl Registry {
         }
     }
 
-    /// Ends a lease, and removes the documents that are bound to it. A lease that has ended is no
-    /// error.
+    /// Ends a lease, and removes the documents that are bound to it. If the lease has already
+    /// ended, this is not an error.
     ///
     /// # Errors
-    /// Those of [`Self::change_if`].
+    /// The errors of [`Self::change_if`].
     pub async fn revoke(&self, lease: &Lease) -> Result<()> {
         match &*self.0 {
             Body::File(body) => body.refuse(),
@@ -166,10 +168,11 @@ impl Registry {
         Watch { registry: self.clone(), prefix: prefix.to_owned(), after, etcd: EtcdWatch::default() }
     }
 
-    /// Reads the file of a registry with `kind = "file"` again; the others have nothing to reload.
+    /// Reads the file of a registry with `kind = "file"` again; other kinds have nothing to reload.
     ///
     /// # Errors
-    /// The mistake in the file, or why it cannot be read; the documents then stay as they are.
+    /// The mistake in the file, or the reason why it cannot be read. The documents then stay
+    /// unchanged.
     pub fn reload(&self) -> Result<()> {
         match &*self.0 {
             Body::File(body) => body.reload(),
@@ -192,7 +195,7 @@ impl Registry {
         }
     }
 
-    /// Returns whether the body reports changes to a watch, which otherwise reads again and again.
+    /// Returns whether the body reports changes to a watch; otherwise, the watch reads repeatedly.
     pub(crate) fn tells_changes(&self) -> bool {
         matches!(&*self.0, Body::File(_) | Body::Etcd(_))
     }
@@ -217,13 +220,14 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Waits for changes of documents. Every change of a revision is in the same answer. Where the
-    /// body is polled, of several changes of one document in a short time only the last one is seen.
+    /// Waits for changes of documents. All changes of a revision are in the same result. If the
+    /// body is polled, a watch sees only the last of several changes of a document within a short
+    /// time.
     ///
     /// # Errors
     /// [`Error::Compacted`]: list the documents, and begin a new watch. After
-    /// [`Error::Unavailable`] the next call continues where this watch has stopped; no change is
-    /// missed. Otherwise as for [`Registry::get`].
+    /// [`Error::Unavailable`], the next call continues where this watch has stopped; no change is
+    /// missed. The other errors are those of [`Registry::get`].
     ///
     /// # Cancel safety
     /// Dropping the future loses no change.

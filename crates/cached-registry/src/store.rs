@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 use crate::error::{Error, Reason, Result};
 use crate::table::{Cell, Content, TABLE_BYTES_MAX};
 
-/// The maximum number of stamps that one change tries: each one is above the stamp or the epoch that
-/// the store has named.
+/// The maximum number of stamps that one change tries. Each one is above the stamp or the epoch
+/// that the store has reported.
 const STAMPS_MAX: u32 = 4;
 
 /// The object of the table.

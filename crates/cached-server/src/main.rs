@@ -78,9 +78,9 @@ fn trouble(cause: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Trouble, cause)
 }
 
-/// Serves until the end is requested. Mistakes are reported first, before anything is changed;
-/// after that, the order is memcached's: operations that require root come before these privileges
-/// are dropped, sockets and files come after.
+/// Serves until the shutdown is requested. Mistakes are reported first, before anything is changed.
+/// After that, the order is memcached's: operations that require root precede the drop of root's
+/// privileges; sockets and files come afterwards.
 fn serve(
     config: Config,
     arguments: Vec<OsString>,
@@ -262,8 +262,8 @@ fn start_tracing(
     Ok((exporter, shown))
 }
 
-/// Serves on all listeners until the end is requested, then ends in order: first, requests are no
-/// longer accepted; then dirty objects are stored.
+/// Serves on all listeners until the shutdown is requested. Then shuts down in order: first,
+/// requests are no longer accepted; then dirty objects are stored.
 fn until_served(
     server: Server,
     objects: Option<Objects>,
@@ -353,8 +353,8 @@ struct Requests<'a> {
     upgrades: Result<Upgrader, &'static str>,
 }
 
-/// Waits until the end is requested. On request, reloads the configuration, or starts a new process
-/// that takes over.
+/// Waits until the shutdown is requested. On request, reloads the configuration, or starts a new
+/// process that takes over.
 async fn until_end(requests: &Requests<'_>, drain: &Drain) {
     let mut reloads = Reloads::new(requests.reloader);
     loop {
@@ -391,8 +391,8 @@ async fn serve_on(signals: &Signals, delay: &LiveSecs) {
     }
 }
 
-/// If the end of this process was requested while the other process took over, requests the end of
-/// that process.
+/// If the shutdown of this process was requested while the other process took over, requests the
+/// shutdown of that process.
 fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
     if !drain.is_requested() && !signals.is_end_requested("after another process has taken over") {
         return;

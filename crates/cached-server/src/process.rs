@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// Requests the end of another process by SIGTERM.
+/// Requests the shutdown of another process by SIGTERM.
 ///
 /// # Errors
 /// If the process no longer exists.
@@ -28,7 +28,7 @@ pub fn is_root() -> bool {
 /// Returns the IDs of a user and of its group.
 ///
 /// # Errors
-/// If there is no such user.
+/// If the user does not exist.
 pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
     let name_c = std::ffi::CString::new(name)?;
     // SAFETY: the name is a valid C string, and the result is read before any other call can
@@ -46,7 +46,7 @@ pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
 /// Switches to another user. Must be called before threads are started.
 ///
 /// # Errors
-/// If there is no such user, or the system refuses.
+/// If the user does not exist, or the system refuses.
 pub fn become_user(name: &str) -> io::Result<()> {
     let (uid, gid) = user(name)?;
     // SAFETY: the only pointer is the null pointer of an empty list.
@@ -62,7 +62,7 @@ pub fn become_user(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Allows core files of any size, or of as much as the system permits.
+/// Allows core files of any size, or of the maximum size that the system permits.
 ///
 /// # Errors
 /// If no core file would be written at all.
@@ -115,7 +115,7 @@ impl Parent {
 
 /// Detaches from the terminal: continues in a child with its own session, while the parent waits
 /// for the [outcome](Parent) that the child reports. With `keep_folder`, the working directory
-/// stays the same; with `keep_output`, the standard streams do.
+/// stays the same; with `keep_output`, the standard streams stay the same.
 ///
 /// # Errors
 /// If the system refuses.
@@ -219,7 +219,8 @@ const FDS_MAX: usize = 64;
 /// `sd_listen_fds`), if they are meant for this process. The server listens on them instead of the
 /// addresses in its settings.
 ///
-/// Must be called only once, before anything else opens descriptors and before the process forks.
+/// This must be called only once, before anything else opens descriptors and before the process
+/// forks.
 pub fn inherited_sockets() -> Vec<OwnedFd> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
     let (Some(pid), Some(count)) = (number("LISTEN_PID"), number("LISTEN_FDS")) else { return Vec::new() };

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// The number of tickets that a TLS 1.3 client receives after a full handshake.
 const TICKETS: usize = 2;
 
-/// TLS for a server. May be used from any thread.
+/// TLS for a server. Any thread may use it.
 pub struct ServerTls {
     settings: TlsSettings,
     /// The policies that listeners need.
@@ -41,13 +41,13 @@ struct InForce {
     configs: HashMap<ClientCertificates, Arc<ServerConfig>>,
     authorities: Vec<CertificateDer<'static>>,
     since: Instant,
-    /// In seconds since 1970.
+    /// The earliest expiry, in seconds since 1970.
     expiry: Option<u64>,
 }
 
 impl ServerTls {
     /// Reads the files, and checks that the key belongs to the chain. `policies` are those for
-    /// which listeners need a [`config`](Self::config) besides that of the settings.
+    /// which listeners need a [`config`](Self::config) in addition to that of the settings.
     ///
     /// # Errors
     /// [`TlsError`], a one-line message.
@@ -93,7 +93,7 @@ impl ServerTls {
     }
 
     /// Reads the files again. New connections are then served with them; after an error, the old
-    /// ones stay. Waits for the disk.
+    /// files stay in force. Waits for the disk.
     ///
     /// # Errors
     /// [`TlsError`], a one-line message.
@@ -106,16 +106,16 @@ impl ServerTls {
     /// succeeds. Returns the outcome of `others`. Waits for the disk.
     ///
     /// # Errors
-    /// If the files cannot be used; `others` is not run in this case.
+    /// If the files cannot be used, in which case `others` is not run.
     pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
         self.reload_as(self.read.lock(), stamps(&self.settings), others)
     }
 
-    /// Reads the files again if one has changed since the last attempt. Returns whether one had
-    /// changed.
+    /// Reads the files again if any of them has changed since the last attempt. Returns whether any
+    /// had changed.
     ///
     /// # Errors
-    /// As for [`reload`](Self::reload), once for each change.
+    /// The errors of [`reload`](Self::reload), once for each change.
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let (read, now) = (self.read.lock(), stamps(&self.settings));
         if *read == now {
@@ -320,7 +320,7 @@ fn expiry(chain: &[CertificateDer<'_>], provider: &CryptoProvider) -> Option<u64
 }
 
 /// Determines the expiry by verifying the certificate: verification checks the date first, and
-/// reports it if it has passed. rustls has no other way to read it.
+/// reports it if it has passed. rustls has no other means of reading it.
 fn not_after(certificate: &CertificateDer<'_>, provider: &CryptoProvider) -> Option<u64> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     let late = UnixTime::since_unix_epoch(Duration::from_secs(AFTER_ALL_SECS));

@@ -20,7 +20,8 @@ pub struct TlsSettings {
     pub key_format: KeyFormat,
     /// Whether clients must show certificates.
     pub client_certificates: ClientCertificates,
-    /// The certificates of the authorities that sign client certificates, in PEM; empty for none.
+    /// The certificates of the authorities that sign client certificates, in PEM; empty for no
+    /// authorities.
     pub ca_file: PathBuf,
     /// The oldest accepted version of TLS.
     pub min_version: MinVersion,
@@ -51,7 +52,7 @@ impl Default for TlsSettings {
 pub enum KeyFormat {
     /// PEM: PKCS #8, PKCS #1 or SEC 1.
     Pem,
-    /// The same without the base64 text.
+    /// The same formats in binary form, without base64.
     Der,
 }
 
@@ -155,7 +156,7 @@ impl TlsFile {
 pub(crate) struct Material {
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: PrivateKeyDer<'static>,
-    /// The certificates of the authorities; empty without such a file.
+    /// The certificates of the authorities; empty if there is no such file.
     pub(crate) authorities: Vec<CertificateDer<'static>>,
 }
 

@@ -46,8 +46,8 @@ pub async fn renew(tls: Arc<ServerTls>, table: &'static str) {
 }
 
 /// Puts the content of files in force whenever it changes, until the future is dropped.
-/// `reload_if_changed` returns whether it has done so. `name` is the configuration key or table that
-/// names the files.
+/// `reload_if_changed` returns whether it has done so. `name` is the configuration key or table
+/// that names the files.
 pub async fn renew_files<E: Display + Send + 'static>(
     name: &'static str,
     reload_if_changed: impl Fn() -> Result<bool, E> + Clone + Send + 'static,

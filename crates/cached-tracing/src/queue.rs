@@ -46,8 +46,8 @@ impl Queue {
         }
     }
 
-    /// Waits for the next batch: a full one, or the spans that arrived within a second of its
-    /// first. `None` at shutdown, once nothing remains.
+    /// Waits for the next batch: a full one, or the spans that arrived within a second of its first
+    /// span. Returns `None` at shutdown, once nothing remains.
     pub(crate) fn next(&self) -> Option<Vec<FinishedSpan>> {
         let mut state = self.state.lock();
         while state.spans.is_empty() && state.end.is_none() {

@@ -10,8 +10,8 @@ use std::str::FromStr;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::lookup_host;
 
-/// The length of the accept queue: Linux's own default for `net.core.somaxconn`. After a restart of
-/// the server, all clients reconnect at once.
+/// The length of the accept queue, which is Linux's own default for `net.core.somaxconn`. After a
+/// restart of the server, all clients reconnect simultaneously.
 const ACCEPT_QUEUE: i32 = 4096;
 
 /// The address of a server whose protocol has the default port `PORT`: `HOST`, `HOST:PORT`,
@@ -41,7 +41,7 @@ impl<const PORT: u16> Address<PORT> {
         }
     }
 
-    /// Returns the host's addresses; none for a unix socket.
+    /// Returns the host's addresses; no addresses for a unix socket.
     ///
     /// # Errors
     /// The resolver's error.
@@ -95,7 +95,8 @@ pub struct ListenError<const PORT: u16> {
 }
 
 /// A listening socket. It can outlive the server that accepts from it, and can be handed to another
-/// process. Clients that connect while no server accepts wait in its queue and are not refused.
+/// process. Clients that connect while no server accepts wait in the socket's queue, and are not
+/// refused.
 ///
 /// The caller removes the file of a unix socket.
 #[derive(Debug)]
@@ -117,7 +118,7 @@ impl<const PORT: u16> ListeningSocket<PORT> {
     /// [`ListenError`].
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub async fn bind(address: &Address<PORT>) -> Result<Self, ListenError<PORT>> {
         match address.resolve().await {
             Ok(resolved) => Self::bind_resolved(address, &resolved),
@@ -179,8 +180,8 @@ impl<const PORT: u16> AsFd for ListeningSocket<PORT> {
     }
 }
 
-/// Binds the first of `addresses` that the system allows. If it allows none, returns the error for
-/// the last one.
+/// Binds the first of `addresses` that the system allows. If it allows none of them, returns the
+/// error for the last one.
 fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Bound> {
     let mut failure = io::Error::new(io::ErrorKind::InvalidInput, "the name has no address");
     for address in addresses {
@@ -192,8 +193,8 @@ fn bind_tcp(addresses: &[SocketAddr]) -> io::Result<Bound> {
     Err(failure)
 }
 
-/// Binds a unix socket. The socket file of a dead process is removed; one that accepts connections
-/// is in use.
+/// Binds a unix socket. The socket file of a dead process is removed; a file that accepts
+/// connections is in use.
 fn bind_unix(path: &Path) -> io::Result<Bound> {
     let address = SockAddr::unix(path)?;
     let socket = match listening(Domain::UNIX, &address) {
@@ -243,8 +244,8 @@ mod tests {
         }
     }
 
-    /// After a server's restart, all clients connect at once. None may be refused or have to wait
-    /// for a second attempt.
+    /// After a server's restart, all clients connect simultaneously. None may be refused, or have
+    /// to wait for a second attempt.
     #[test]
     fn clients_that_come_at_once_wait_to_be_accepted() {
         let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap_or_default();

@@ -25,11 +25,11 @@ pub trait Service: Send + Sync + 'static {
     ///
     /// # Errors
     /// The limit that is reached. The service has counted and logged the refusal. The connection is
-    /// closed at once, and the client tries again later.
+    /// closed immediately, and the client may retry later.
     fn take_place(&self, peer: &Peer) -> Result<Place, Refusal>;
 
-    /// Returns the runtimes to which connections are assigned in turn. Empty: the accepting
-    /// runtime.
+    /// Returns the runtimes to which connections are assigned in turn. An empty list means the
+    /// accepting runtime.
     fn workers(&self) -> &[Handle];
 
     /// Logs a failed accept.
@@ -46,9 +46,9 @@ pub trait Service: Send + Sync + 'static {
 pub enum Accepted {
     /// Over TCP.
     Tcp(std::net::TcpStream),
-    /// Over a unix socket.
+    /// A connection over a unix socket.
     Unix(std::os::unix::net::UnixStream),
-    /// Over something else.
+    /// A connection over another kind of stream.
     Other(Box<dyn Duplex>),
 }
 
@@ -109,14 +109,14 @@ impl Listener {
     }
 }
 
-/// Accepts connections from `socket` in the current runtime, and has `service` serve them, until
+/// Accepts connections from `socket` in the current runtime, and lets `service` serve them, until
 /// [`Connections::stop_listening`]. Then removes `file`. The caller keeps the socket open.
 ///
 /// # Errors
 /// If the system has no free file descriptor.
 ///
 /// # Panics
-/// Outside of a tokio runtime.
+/// If it is called outside of a tokio runtime.
 pub fn serve_all<S: Service, const PORT: u16>(
     service: &Arc<S>,
     socket: &ListeningSocket<PORT>,

@@ -21,7 +21,7 @@ const KEPT_BYTES: usize = 128 * 1024;
 /// A connection's sending side.
 #[derive(Default, Debug)]
 pub struct Output {
-    /// Heads and small payloads, in order; the bytes before `sent` are sent.
+    /// Heads and small payloads, in order. The bytes before `sent` have been sent.
     small: Vec<u8>,
     sent: usize,
     parts: VecDeque<Part>,
@@ -36,7 +36,7 @@ pub struct Output {
 enum Part {
     /// The next bytes of `small`, by their number.
     Small(usize),
-    /// A payload, from a segment and an offset in it onwards.
+    /// A payload, from an offset in a segment to its end.
     Payload { payload: Segments, index: usize, from: usize },
 }
 
@@ -60,8 +60,8 @@ impl Output {
         self.small.len() + self.payload_bytes
     }
 
-    /// Replaces pinned payloads by copies, which releases memory that others own: a cache cannot
-    /// reuse a bucket while it waits here for a client.
+    /// Replaces pinned payloads by copies. This releases memory that others own: a cache cannot
+    /// reuse a bucket while the bucket waits here for a client.
     pub fn unpin(&mut self) {
         for part in &mut self.parts {
             let Part::Payload { payload, index, from } = part else { continue };
@@ -75,7 +75,8 @@ impl Output {
         }
     }
 
-    /// Appends what `write` puts into the buffer, followed by the payload that it returns.
+    /// Appends the bytes that `write` puts into the buffer, followed by the payload that it
+    /// returns.
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Segments) {
         let start = self.small.len();
         let payload = write(&mut self.small);

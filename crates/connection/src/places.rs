@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinHandle};
 
-/// Limits on the number of connections.
+/// The limits on the number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// In all.
@@ -111,7 +111,7 @@ impl Connections {
         tasks.push(task);
     }
 
-    /// Waits until no connection is open.
+    /// Waits until no connections are open.
     pub async fn wait_for_end(&self) {
         loop {
             let ended = self.ended.notified();
@@ -145,7 +145,7 @@ impl Connections {
         }
     }
 
-    /// Aborts all connections and stops accepting.
+    /// Aborts all connections, and stops accepting.
     pub fn abort_all(&self) {
         self.listeners.lock().drain(..).for_each(|listener| listener.abort());
         self.abort();
@@ -181,7 +181,7 @@ pub enum Peer {
         /// The user id.
         uid: Option<u32>,
     },
-    /// A stream that did not come from a socket.
+    /// The peer of a stream that did not come from a socket.
     Other,
 }
 

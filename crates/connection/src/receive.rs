@@ -11,8 +11,7 @@ use parking_lot::Mutex;
 
 use crate::stream::Stream;
 
-/// Payloads of at least this many bytes are read from the socket into receive buffers, without a
-/// copy.
+/// The minimum size of payloads that are read from the socket into receive buffers, without a copy.
 pub const LARGE_BYTES: usize = 32 * 1024;
 /// The maximum number of slices of one read, including the one for the next head.
 const PLACES_MAX: usize = 72;
@@ -20,17 +19,17 @@ const PLACES_MAX: usize = 72;
 /// The result of one read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Filled {
-    /// The bytes read of the payload. If `beyond_bytes` is 0 as well, the stream has ended.
+    /// The number of payload bytes read. If `beyond_bytes` is also 0, the stream has ended.
     pub payload_bytes: usize,
-    /// The bytes read beyond the payload.
+    /// The number of bytes read beyond the payload.
     pub beyond_bytes: usize,
 }
 
 /// Performs one read into `reserved`, which lacks `left_bytes`. If that completes the payload, the
 /// same read also fills `beyond` with the bytes that follow.
 ///
-/// `beyond` has space for one more head, because another large payload is likely to follow, and for
-/// little more, because what arrives with that head must be copied.
+/// `beyond` has space for one more head, because another large payload is likely to follow. It has
+/// little more space, because bytes that arrive with that head must be copied.
 pub fn poll_fill(
     cx: &mut Context<'_>,
     stream: &mut Stream,
@@ -136,7 +135,7 @@ fn class_of(len_bytes: usize) -> Option<usize> {
     Some(class as usize).filter(|class| *class < CLASS_COUNT)
 }
 
-/// A buffer borrowed from the pool for one payload. Dropping it returns it.
+/// A buffer borrowed from the pool for one payload. Dropping the lease returns the buffer.
 struct Lease {
     memory: Vec<u8>,
     filled: usize,

@@ -31,7 +31,7 @@ impl SettingError {
     }
 }
 
-/// The shortest time between two lines of one reason.
+/// The minimum time between two lines with the same reason.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Decides which lines are written.

@@ -35,8 +35,8 @@ pub enum Stream {
 }
 
 /// Performs one transfer of at most `$bytes_max` bytes on a ready socket. A shorter transfer means
-/// that the socket is now empty or full. Telling the runtime so at once saves the system call that
-/// would find it out.
+/// that the socket is now empty or full. Reporting this to the runtime immediately saves the system
+/// call that would discover it.
 macro_rules! transfer {
     ($stream:ident, $interest:expr, $bytes_max:ident, $call:expr) => {{
         let mut moved = None;
@@ -133,7 +133,8 @@ impl Stream {
         }
     }
 
-    /// Sends what an intermediate layer such as TLS has buffered. Ready once nothing remains.
+    /// Sends the bytes that an intermediate layer such as TLS has buffered. Ready once nothing
+    /// remains.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Tcp(_) | Self::Unix(_) => Poll::Ready(Ok(())),

@@ -13,11 +13,11 @@ pub trait ObjectHandOver: Debug + Send + Sync {
     /// If the system has no descriptor.
     fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>>;
 
-    /// Makes the cache store everything and release the store. Blocks until that is done; clients
-    /// wait meanwhile, and are served again when [`serve`](Self::serve) is called.
+    /// Makes the cache store everything and release the store. Blocks until this is done. Clients
+    /// wait in the meantime, and are served again when [`serve`](Self::serve) is called.
     ///
     /// # Errors
-    /// The reason why the cache continues to serve instead, as a part of a line.
+    /// The reason why the cache continues to serve, as a part of a line.
     fn release(&self) -> Result<(), String>;
 
     /// Ends the cache, because another process has the store and the sockets.

@@ -37,7 +37,7 @@ pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Res
 }
 
 /// Pins the calling thread to one of the cores on which it may run, if there are enough cores for
-/// all `threads`. Best effort.
+/// all `threads`. This is on a best-effort basis.
 ///
 /// The cores are taken from the process's affinity mask, which the kernel keeps within the cpuset
 /// of its cgroup.
@@ -78,7 +78,7 @@ fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> 
 /// | 2 (`-vv`) | `debug`: every connection that is opened or closed |
 /// | 3 (`-vvv`) | `trace`: the logs of libraries |
 ///
-/// Requests are never logged one by one.
+/// Requests are never logged individually.
 #[derive(Clone, Debug)]
 pub struct Logging {
     log: Option<Log>,
@@ -131,7 +131,7 @@ impl Logging {
         }
     }
 
-    /// Sets the configured level and the format of the lines; the verbosity stays the same.
+    /// Sets the configured level and the format of the lines. The verbosity stays the same.
     pub(crate) fn configure(&self, table: LogTable) {
         let mut state = self.state.lock();
         state.base = table.level;
@@ -140,7 +140,7 @@ impl Logging {
         }
     }
 
-    /// Logs how many lines were suppressed; called about once a second.
+    /// Logs how many lines were suppressed. This is called about once a second.
     pub(crate) fn report_repeats(&self) {
         if let Some(log) = &self.log {
             log.report_repeats();

@@ -33,7 +33,7 @@ with_defaults! {
         pub fua: Option<FuaName> = None,
         /// Whether a write is acknowledged only once the volume's map contains its object, so that
         /// the write survives a kill of the process as far as the cache's acknowledgements do.
-        /// `None`: if there is a journal, or if writes are not write-back.
+        /// `None` means yes if there is a journal, or if writes are not write-back.
         pub record_at_once: Option<bool> = None,
     }
 }
@@ -73,7 +73,7 @@ impl VolumesTable {
         self.record_at_once.unwrap_or(objects.journal.is_some() || objects.write != WriteMode::Back)
     }
 
-    /// Returns the table with the values filled in that follow from other keys.
+    /// Returns the table, with the values filled in that follow from other keys.
     #[must_use]
     pub fn filled_in(self, objects: Option<&ObjectsTable>) -> VolumesTable {
         let Some(objects) = objects else { return self };
@@ -127,7 +127,7 @@ config_keys! {
     pub threads: usize = own(THREADS), in 1..=THREADS_MAX;
     /// The maximum number of connections.
     pub connections_max: u32 = same(connections_max);
-    /// The maximum number of connections from one address; `None` for half of `connections_max`.
+    /// The maximum number of connections from one address; `None` means half of `connections_max`.
     pub peer_connections_max: Option<u32> = same(peer_connections_max);
     /// The maximum number of outstanding requests of each connection.
     pub connection_requests_max: u32 = same(connection_requests_max);
@@ -176,7 +176,7 @@ impl NbdTable {
     /// Sets the permissions of a unix socket on which a server listens.
     ///
     /// # Errors
-    /// One line, if the system refuses.
+    /// One line if the system refuses.
     pub(crate) fn restrict(&self, address: &Address) -> Result<(), String> {
         let Address::Unix(path) = address else { return Ok(()) };
         restrict_socket("nbd.unix_mode", &self.unix_mode, path)
@@ -197,7 +197,7 @@ impl NbdTable {
         self.connections_max as usize + self.listen.len() + 3 * self.threads + 8
     }
 
-    /// Checks the table together with that of the volumes, as far as that is possible without
+    /// Checks the table together with that of the volumes, as far as this is possible without
     /// opening a socket or a file.
     ///
     /// # Errors

@@ -99,8 +99,8 @@ struct Place {
 }
 
 impl Repeats {
-    /// If a line of `place` may be written, returns how many were suppressed before it. Otherwise
-    /// counts the line as suppressed.
+    /// If a line of `place` may be written, returns how many lines were suppressed before it.
+    /// Otherwise counts the line as suppressed.
     pub(super) fn admit(
         &mut self,
         identifier: Identifier,
@@ -131,7 +131,7 @@ impl Repeats {
     }
 
     /// Returns a line for each place whose window has ended and that has suppressed lines: the
-    /// message of the first one, and their number.
+    /// message of the first suppressed line, and their number.
     fn overdue(&mut self, now: Instant) -> Vec<Record> {
         let is_overdue =
             |place: &&mut Place| place.held_back > 0 && now.saturating_duration_since(place.since) >= WINDOW;
@@ -171,7 +171,7 @@ impl Tail {
         record
     }
 
-    /// Returns the kept lines with numbers above `after`, oldest first; all of them for `None`.
+    /// Returns the kept lines with numbers above `after`, oldest first; all kept lines for `None`.
     pub(super) fn after(&self, after: Option<u64>) -> Vec<Record> {
         self.records.iter().filter(|record| after.is_none_or(|after| record.id > after)).cloned().collect()
     }

@@ -35,7 +35,7 @@ use tracing_subscriber::reload;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Something has failed, and will not recover by itself.
+    /// A failure from which the program does not recover by itself.
     Error,
     /// An operator should investigate.
     Warn,
@@ -75,7 +75,7 @@ impl Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// For people: time, level, message, `key=value`.
+    /// Lines for people: time, level, message, `key=value`.
     #[default]
     Text,
     /// A JSON object: `id`, `time`, `level`, `target`, `message`, and the event's own fields.
@@ -92,7 +92,7 @@ pub struct LogTable {
     pub format: Format,
 }
 
-/// The process's log. Clones share it.
+/// The process's log. Clones share the same log.
 #[derive(Clone)]
 pub struct Log {
     lines: Arc<Lines>,
@@ -140,8 +140,8 @@ impl Log {
         self.lines.tail.lock().after(after)
     }
 
-    /// Reports the number of lines suppressed at places in the code whose window has ended. Call it
-    /// about once a second.
+    /// Reports the number of lines suppressed at places in the code whose window has ended. This
+    /// should be called about once a second.
     pub fn report_repeats(&self) {
         self.lines.report_repeats(Instant::now());
     }

@@ -25,8 +25,8 @@ impl Format {
         selected().unwrap_or_default()
     }
 
-    /// Makes this the format of the lines outside the log. [`Log`](super::Log) does so when it is
-    /// installed and when it is changed.
+    /// Makes this the format of the lines outside the log. [`Log`](super::Log) calls this when it
+    /// is installed and when it is changed.
     pub fn use_outside(self) {
         IS_JSON.store(self == Format::Json, Ordering::Relaxed);
     }
@@ -45,8 +45,8 @@ pub fn print_out(target: &'static str, lines: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
-/// Prints a message to standard error whatever the log level is, for example the reason why the
-/// program ends. As JSON it is one object, even if it has several lines. `target` is the module
+/// Prints a message to standard error, whatever the log level is, for example the reason why the
+/// program exits. In JSON it is one object, even if it has several lines. `target` is the module
 /// that prints it.
 pub fn print_err(level: Level, target: &'static str, message: &str) {
     write_err(&in_format(level, target, std::iter::once(message)));

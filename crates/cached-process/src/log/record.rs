@@ -19,11 +19,11 @@ pub struct Record {
     pub id: u64,
     /// The time in UTC, in the format of RFC 3339, to the microsecond.
     pub time: String,
-    /// The same in milliseconds since 1970.
+    /// The time in milliseconds since 1970.
     pub unix_ms: u64,
     /// The severity.
     pub level: Level,
-    /// The module that logged it.
+    /// The module that logged the line.
     pub target: &'static str,
     /// The message.
     pub message: String,
@@ -122,7 +122,7 @@ impl Record {
         line.push('\n');
     }
 
-    /// Returns the number of bytes of its strings.
+    /// Returns the number of bytes of the record's strings.
     pub(super) fn text_bytes(&self) -> usize {
         let fields = self.fields.iter().map(|(_, value)| match value {
             Value::Text(text) => text.len(),
@@ -173,7 +173,7 @@ fn push_escaped(line: &mut String, text: &str, is_quoted: bool) {
     line.push_str(quote);
 }
 
-/// Returns whether a character changes how the surrounding ones are displayed.
+/// Returns whether a character changes how the surrounding characters are displayed.
 fn is_invisible(letter: char) -> bool {
     matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }

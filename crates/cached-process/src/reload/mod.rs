@@ -29,7 +29,7 @@ pub struct Source {
     /// All keys with their values: flags override the file, and the file overrides the defaults. A
     /// value derived from others is absent.
     pub effective: Table,
-    /// The same without the flags.
+    /// The keys with their values, without the flags.
     pub without_flags: Table,
     /// The keys in the file; empty without a file.
     pub file: Table,
@@ -51,12 +51,12 @@ pub trait Program: Send + Sync {
     /// Returns whether `key`, written with its tables, can change at run time.
     fn is_live(&self, key: &str) -> bool;
 
-    /// Checks `table`, which has the live keys of the new configuration and the other active ones,
-    /// and applies its live keys. Also reads secrets again. Returns the keys whose files have
-    /// changed.
+    /// Checks `table`, which has the live keys of the new configuration and the other keys of the
+    /// active one, and applies its live keys. Also reads secrets again. Returns the keys whose
+    /// files have changed.
     ///
     /// # Errors
-    /// A one-line message if the keys are inconsistent; nothing has changed then.
+    /// A one-line message if the keys are inconsistent. Nothing has changed then.
     fn apply(&self, table: &Table) -> Result<Vec<String>, String>;
 
     /// Returns `table` with the values derived from others added.
@@ -68,7 +68,7 @@ pub trait Program: Send + Sync {
 /// Reloads the configuration of a process, and knows the active one.
 pub struct Reloader {
     program: Box<dyn Program>,
-    /// Locked during a reload, so that only one runs at a time.
+    /// The active configuration, locked during a reload, so that only one reload runs at a time.
     in_force: Mutex<Source>,
 }
 
@@ -172,7 +172,7 @@ impl LiveSecs {
 pub struct Reloads<'a> {
     reloader: &'a Arc<Reloader>,
     running: Option<JoinHandle<()>>,
-    /// Whether another reload was requested while the current one runs. A file may have changed
+    /// Whether another reload was requested while the current one runs: a file may have changed
     /// after it was read.
     is_due: bool,
 }
@@ -183,10 +183,10 @@ impl<'a> Reloads<'a> {
         Self { reloader, running: None, is_due: false }
     }
 
-    /// Starts a reload, or schedules one after the present one.
+    /// Starts a reload, or schedules one after the present reload.
     ///
     /// # Panics
-    /// Outside a runtime of tokio.
+    /// If it is called outside of a tokio runtime.
     pub fn request(&mut self) {
         if self.running.is_some() {
             self.is_due = true;

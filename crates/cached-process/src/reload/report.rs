@@ -10,7 +10,7 @@ use toml::{Table, Value};
 /// The outcome of a reload.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ReloadReport {
-    /// The reason why the configuration was refused, in one line; nothing has changed then.
+    /// The reason why the configuration was refused, in one line. Nothing has changed then.
     pub refused: Option<String>,
     /// The changes that were applied.
     pub changed: Vec<Change>,
@@ -65,7 +65,7 @@ fn joined(changes: &[Change]) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The built-in default: neither the file nor flags set it.
+    /// The built-in default, because neither the file nor flags have set the key.
     Default,
     /// The configuration file.
     File,
@@ -195,7 +195,7 @@ pub fn keys(table: &Table) -> BTreeMap<String, Value> {
     all
 }
 
-/// Copies the value of `key`, or removes it if there is none.
+/// Copies the value of `key`, or removes it if it does not exist.
 pub(super) fn copy(from: &Table, to: &mut Table, key: &str) {
     match get(from, key) {
         Some(value) => set(to, key, value.clone()),
@@ -276,7 +276,7 @@ fn is_secret(key: &str) -> bool {
 }
 
 /// Returns text without the users in URLs, and without the first secret in the form `NAME=VALUE`,
-/// as in a store's text form, and all that follows: a secret may contain any character.
+/// as in a store's text form, and the characters after it: a secret may contain any character.
 fn without_secrets(text: &str) -> String {
     let name = |end| text[..end].rsplit([',', ';', '&', '?', '/']).next().unwrap_or_default();
     match text.match_indices('=').find(|&(end, _)| is_secret(name(end))) {
@@ -285,8 +285,8 @@ fn without_secrets(text: &str) -> String {
     }
 }
 
-/// Returns text without the users and passwords in its URLs: without everything from the first URL
-/// to the last `@`, because a password may contain any character.
+/// Returns text without the users and passwords in its URLs: without all characters from the first
+/// URL to the last `@`, because a password may contain any character.
 #[must_use]
 pub fn without_users(text: &str) -> String {
     let parts = text.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.rsplit_once('@')?.1)));

@@ -63,7 +63,7 @@ pub const HEADER_LEN: usize = 24;
 /// A request's header, in host order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// [`MAGIC_REQUEST`]; anything else closes the connection.
+    /// [`MAGIC_REQUEST`]; any other value closes the connection.
     pub magic: u8,
     /// The command.
     pub opcode: u8,
@@ -126,8 +126,8 @@ pub struct Head {
     pub opaque: u32,
     /// The CAS value to compare with, or 0.
     pub cas: u64,
-    /// No response on success (for a get: on a miss). Errors are always sent, including `Not found`
-    /// of a quiet delete.
+    /// Whether there is no response on success (for a get: on a miss). Errors are always sent,
+    /// including `Not found` of a quiet delete.
     pub quiet: bool,
 }
 

@@ -3,7 +3,7 @@
 use super::{Decoded, ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status, opcode as op};
 use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX};
 
-/// One whole binary request.
+/// One complete binary request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
     /// The parts that the response repeats.
@@ -19,21 +19,21 @@ pub enum Command<'a> {
     Get {
         /// The key.
         key: &'a [u8],
-        /// GETK, GATK: the response carries the key, also on a miss.
+        /// GETK, GATK: the response contains the key, also on a miss.
         with_key: bool,
         /// GAT, GATK: the new expiry.
         exptime: Option<u32>,
     },
-    /// TOUCH: its response is like that of a GET, without the value.
+    /// TOUCH. Its response is that of a GET, without the value.
     Touch {
         /// The key.
         key: &'a [u8],
         /// The new expiry.
         exptime: u32,
     },
-    /// SET, ADD, REPLACE, APPEND, PREPEND, with the value.
+    /// SET, ADD, REPLACE, APPEND or PREPEND, with the value.
     Store(Store<'a>),
-    /// DELETE; conditional on `head.cas` unless that is 0.
+    /// DELETE. It is conditional on `head.cas` unless that is 0.
     Delete {
         /// The key.
         key: &'a [u8],
@@ -50,7 +50,7 @@ pub enum Command<'a> {
     Noop,
     /// VERSION.
     Version,
-    /// STAT; an empty key stands for the general statistics.
+    /// STAT. An empty key requests the general statistics.
     Stat {
         /// The name of the report; up to 250 bytes.
         key: &'a [u8],
@@ -59,12 +59,12 @@ pub enum Command<'a> {
     Quit,
 }
 
-/// INCREMENT or DECREMENT; conditional on `head.cas` unless that is 0.
+/// INCREMENT or DECREMENT. It is conditional on `head.cas` unless that is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// Decrement, stopping at 0; an increment wraps at 2^64.
+    /// Whether to decrement, stopping at 0; an increment wraps at 2^64.
     pub decrement: bool,
     /// The amount.
     pub delta: u64,
@@ -80,13 +80,13 @@ pub struct Arithmetic<'a> {
 pub enum StoreVerb {
     /// Unconditionally.
     Set,
-    /// Only if there is no item; otherwise status 02.
+    /// Stores only if the item does not exist; otherwise the status is 02.
     Add,
-    /// Only if there is an item; otherwise status 01.
+    /// Stores only if the item exists; otherwise the status is 01.
     Replace,
-    /// Appends to the value of the item; status 05 if there is no item.
+    /// Appends to the value of the item; the status is 05 if the item does not exist.
     Append,
-    /// Prepends to the value of the item; status 05 if there is no item.
+    /// Prepends to the value of the item; the status is 05 if the item does not exist.
     Prepend,
 }
 
@@ -125,11 +125,11 @@ pub struct Store<'a> {
 enum Shape {
     /// No body.
     Empty,
-    /// Only a key.
+    /// A key only.
     Key,
     /// This many bytes of extras, then a key.
     ExtrasKey(u8),
-    /// The same, except that any further bytes stay in the stream.
+    /// This many bytes of extras, then a key; any further bytes stay in the stream.
     ExtrasKeyLoose(u8),
     /// Extras, a key and a value.
     Value(u8),

@@ -8,7 +8,7 @@ use super::{HEADER_LEN, Head, MAGIC_RESPONSE, opcode};
 pub enum Status {
     /// Success.
     Ok = 0x00,
-    /// No such key.
+    /// The key does not exist.
     NotFound = 0x01,
     /// The item exists already, or the CAS value differs.
     Exists = 0x02,
@@ -16,15 +16,15 @@ pub enum Status {
     TooLarge = 0x03,
     /// A malformed request; the connection is closed.
     InvalidArguments = 0x04,
-    /// There is no item to append to.
+    /// The item to which to append does not exist.
     NotStored = 0x05,
     /// The value is not a number.
     NonNumeric = 0x06,
-    /// Not authenticated, or not allowed.
+    /// The client is not authenticated, or lacks the permission.
     AuthError = 0x20,
     /// Authentication continues.
     AuthContinue = 0x21,
-    /// No such command.
+    /// The command does not exist.
     UnknownCommand = 0x81,
     /// No memory.
     OutOfMemory = 0x82,
@@ -91,7 +91,7 @@ pub fn encode_response(
     out.extend_from_slice(key);
 }
 
-/// Appends an error with its usual text, quiet or not.
+/// Appends an error with its usual text, also for a quiet request.
 pub fn encode_error(out: &mut Vec<u8>, head: &Head, status: Status) {
     encode_error_text(out, head, status, status.words());
 }
@@ -110,8 +110,8 @@ pub fn encode_done(out: &mut Vec<u8>, head: &Head, cas: u64) {
     }
 }
 
-/// Appends a hit, quiet or not, up to its value: the client's flags, and the key if it was
-/// requested. TOUCH has no value.
+/// Appends a hit, also for a quiet request, up to its value: the client's flags, and the key if it
+/// was requested. TOUCH has no value.
 #[inline]
 pub fn encode_value_head(
     out: &mut Vec<u8>,

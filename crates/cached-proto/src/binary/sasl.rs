@@ -19,14 +19,14 @@ pub struct SaslRequest<'a> {
     pub command: SaslCommand<'a>,
 }
 
-/// The command of such a frame.
+/// The command of a SASL frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaslCommand<'a> {
     /// VERSION.
     Version,
     /// SASL_LIST_MECHS.
     Mechanisms,
-    /// SASL_AUTH: begins with a mechanism. PLAIN without data continues with SASL_STEP.
+    /// SASL_AUTH, which begins with a mechanism. PLAIN without data continues with SASL_STEP.
     Start {
         /// The mechanism's name, of 1 to 32 bytes.
         mechanism: &'a [u8],
@@ -50,7 +50,7 @@ pub fn is_sasl(opcode: u8) -> bool {
 }
 
 /// Decodes the frame at the start of `input` for a client that is not authenticated. Any command
-/// that is not in [`SaslCommand`] is refused, and the connection closed.
+/// that is not in [`SaslCommand`] is refused, and the connection is closed.
 pub fn decode(input: &[u8]) -> Decoded<'_> {
     let Some(header) = Header::read(input) else {
         // Text is not a frame, so the decoder does not wait for its end.

@@ -19,7 +19,7 @@ use std::convert::Infallible;
 pub struct Password<'a> {
     /// The bytes before the first blank.
     pub user: &'a [u8],
-    /// The bytes after it.
+    /// The bytes after the blank.
     pub password: &'a [u8],
 }
 

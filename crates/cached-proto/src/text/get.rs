@@ -20,9 +20,9 @@ use std::fmt;
 /// [`reply::END`] comes last. There is no `noreply`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Get<'a> {
-    /// `gets`, `gats`: show the CAS value.
+    /// Whether to show the CAS value (`gets`, `gats`).
     pub with_cas: bool,
-    /// `gat`, `gats`: the new expiry of the found items, as the client sent it.
+    /// `gat`, `gats`: the new expiry of found items, as the client sent it.
     pub exptime: Option<i32>,
     /// The line without its end.
     line: &'a [u8],
@@ -44,8 +44,8 @@ impl<'a> Get<'a> {
         Some(&self.line[start..end])
     }
 
-    /// Fills `into` with the next keys and returns their number. If `into` is not full, these were
-    /// the last.
+    /// Fills `into` with the next keys and returns their number. If `into` is not full, no further
+    /// keys follow.
     #[inline]
     pub fn next_keys(&mut self, into: &mut [&'a [u8]]) -> usize {
         if self.key_end != 0 {
@@ -138,8 +138,8 @@ pub fn first_key(input: &[u8]) -> Option<&[u8]> {
 /// Fills `into` with the keys of a `get k…` and CRLF, if they fit and the line contains nothing
 /// else. Returns their number and the request's length in bytes.
 ///
-/// It finds the keys and the end of the line in one pass. As in [`plain_get`], `None` says nothing
-/// about the input.
+/// This finds the keys and the end of the line in one pass. As in [`plain_get`], `None` says
+/// nothing about the input.
 #[inline]
 pub fn plain_gets<'a>(input: &'a [u8], into: &mut [&'a [u8]]) -> Option<(usize, usize)> {
     if !input.starts_with(b"get ") {

@@ -33,7 +33,7 @@ use std::fmt;
 /// The result of [`decode`].
 pub type Decoded<'a> = crate::Decoded<Request<'a>, BodyHeader<'a>, &'static [u8]>;
 
-/// One whole text or meta request.
+/// One complete text or meta request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// `get`, `gets`, `gat`, `gats`.
@@ -48,13 +48,13 @@ pub enum Request<'a> {
     Touch(Touch<'a>),
     /// `mg`.
     MetaGet(meta::Get<'a>),
-    /// `ms`, with the body.
+    /// `ms`, with its body.
     MetaSet(meta::Set<'a>),
     /// `md`.
     MetaDelete(meta::Delete<'a>),
     /// `ma`.
     MetaArithmetic(meta::Arithmetic<'a>),
-    /// `mn`: reply [`reply::META_NOOP`], and send all replies.
+    /// `mn`: reply with [`reply::META_NOOP`], and send all replies.
     MetaNoop,
     /// `me`.
     MetaDebug(meta::Debug<'a>),
@@ -64,7 +64,7 @@ pub enum Request<'a> {
     FlushPrefix(FlushPrefix<'a>),
     /// `version`.
     Version,
-    /// `quit`: send the replies that are due, then close without another one.
+    /// `quit`: send the replies that are due, then close the connection without another reply.
     Quit,
     /// `verbosity`.
     Verbosity(Verbosity),
@@ -100,8 +100,8 @@ pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'
     decode_line(input, scanned, limits)
 }
 
-/// Does the same as [`decode`] for input in which [`plain_get`] found nothing. It is a separate
-/// function so that `decode` is small enough to inline.
+/// As [`decode`], for input in which [`plain_get`] found nothing. It is a separate function, so
+/// that `decode` is small enough to inline.
 pub fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     let Some(line_len) = line_end(input, scanned) else {
         return unfinished_line(input, limits);
@@ -143,7 +143,7 @@ pub fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Deco
     }
 }
 
-/// The words of a line: at most 23, separated by spaces, none empty.
+/// The words of a line: at most 23, separated by spaces, and not empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Tokens<'a> {
     text: &'a [u8],

@@ -10,7 +10,7 @@ use crate::{number, scan};
 /// `delete key [noreply]`. Further words are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delete<'a> {
-    /// 1 to 250 bytes.
+    /// The key, 1 to 250 bytes.
     pub key: &'a [u8],
     /// Send nothing.
     pub noreply: bool,
@@ -19,11 +19,11 @@ pub struct Delete<'a> {
 /// `incr key delta [noreply]`, `decr key delta [noreply]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic<'a> {
-    /// 1 to 250 bytes.
+    /// The key, 1 to 250 bytes.
     pub key: &'a [u8],
     /// The amount.
     pub delta: u64,
-    /// Decrement, stopping at 0; an increment wraps at 2^64.
+    /// Whether to decrement, stopping at 0; an increment wraps at 2^64.
     pub decrement: bool,
     /// Send nothing.
     pub noreply: bool,
@@ -32,7 +32,7 @@ pub struct Arithmetic<'a> {
 /// `touch key exptime [noreply]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch<'a> {
-    /// 1 to 250 bytes.
+    /// The key, 1 to 250 bytes.
     pub key: &'a [u8],
     /// Expiry as the client sent it.
     pub exptime: i32,
@@ -45,7 +45,7 @@ pub struct Touch<'a> {
 pub struct FlushAll {
     /// Seconds (or, above 30 days, Unix time) until all present items expire; 0 or less means now.
     ///
-    /// `None` is a malformed delay: reply [`reply::INVALID_EXPTIME`], or
+    /// `None` means a malformed delay: reply with [`reply::INVALID_EXPTIME`], or with
     /// [`reply::FLUSH_NOT_ALLOWED`] if that applies.
     pub delay: Option<i32>,
     /// Send nothing.
@@ -55,7 +55,7 @@ pub struct FlushAll {
 /// `flush_prefix prefix [noreply]`, which memcached does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushPrefix<'a> {
-    /// 1 to 250 bytes.
+    /// The prefix, 1 to 250 bytes.
     pub prefix: &'a [u8],
     /// Send nothing.
     pub noreply: bool,
@@ -77,7 +77,7 @@ struct Keyed<'a> {
     noreply: bool,
 }
 
-/// Splits a line with a key and, if `argument` is set, one more word. An error is the reply.
+/// Splits a line with a key and, if `argument` is set, one more word. The error is the reply.
 fn keyed(text: &[u8], argument: bool) -> Result<Keyed<'_>, &'static [u8]> {
     let mut words = Words { text, at: scan::word_len(text), count: 1 };
     let key = words.next().ok_or(reply::BAD_FORMAT)?;
@@ -130,8 +130,8 @@ pub(super) fn decode_flush_all<'a>(tokens: Tokens<'a>, noreply: bool, line_len: 
     Decoded::Request { request: Request::FlushAll(FlushAll { delay, noreply }), consumed: line_len }
 }
 
-/// There is no delay as in `flush_all`: with more words, the command is an error rather than an
-/// immediate flush.
+/// Unlike `flush_all`, this command has no delay: with more words, the command is an error rather
+/// than an immediate flush.
 pub(super) fn decode_flush_prefix<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {
     let words = if noreply { 3 } else { 2 };
     match tokens.get(1) {
@@ -186,7 +186,7 @@ pub struct Admin<'a> {
     pub verb: Verb,
     /// All words of the line; word 0 is the verb itself.
     pub tokens: Tokens<'a>,
-    /// Send nothing, errors included. Always false for [`Verb::Watch`].
+    /// Whether to suppress all replies, including errors. It is always false for [`Verb::Watch`].
     pub noreply: bool,
 }
 

@@ -16,15 +16,15 @@ use crate::{number, scan};
 pub enum StoreVerb {
     /// Unconditionally.
     Set,
-    /// Only if there is no item.
+    /// Stores only if the item does not exist.
     Add,
-    /// Only if there is an item.
+    /// Stores only if the item exists.
     Replace,
     /// Appends to the value of the item, whose flags and expiry stay.
     Append,
     /// Prepends to the value of the item, whose flags and expiry stay.
     Prepend,
-    /// Only if the item has not changed since the client read it.
+    /// Stores only if the item has not changed since the client read it.
     Cas,
 }
 
@@ -48,19 +48,19 @@ impl StoreVerb {
 pub struct StoreHeader<'a> {
     /// The way in which the value is stored.
     pub verb: StoreVerb,
-    /// 1 to 250 bytes.
+    /// The key, 1 to 250 bytes.
     pub key: &'a [u8],
     /// The client's flags.
     pub flags: u32,
-    /// Expiry as the client sent it. 0: never; negative: at once; up to 30 days: relative, in
-    /// seconds; above that: Unix time.
+    /// The expiry as the client sent it. 0: never; negative: immediately; up to 30 days: relative,
+    /// in seconds; above that: Unix time.
     pub exptime: i32,
     /// The CAS value to compare with; 0 unless `verb` is [`StoreVerb::Cas`].
     pub cas: u64,
     /// The length of the value in bytes, without its terminator. It may be up to 2 GiB, so check it
     /// before reserving memory.
     pub value_len: usize,
-    /// Send nothing, errors included.
+    /// Whether to suppress all replies, including errors.
     pub noreply: bool,
 }
 
@@ -202,7 +202,7 @@ pub(crate) fn value_len(token: &[u8]) -> Option<usize> {
     (len <= VALUE_LEN_MAX).then_some(len)
 }
 
-/// The words of a line in order. They are counted because memcached stops at [`TOKENS_MAX`].
+/// The words of a line, in order. They are counted, because memcached stops at [`TOKENS_MAX`].
 pub(super) struct Words<'a> {
     pub(super) text: &'a [u8],
     pub(super) at: usize,

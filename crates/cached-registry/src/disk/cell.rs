@@ -28,7 +28,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     agreement: Agreement,
-    /// What this node has noted in its block.
+    /// The version that this node has noted in its block.
     noted: Noted,
 }
 
@@ -81,7 +81,7 @@ impl Shared {
         }))
     }
 
-    /// Returns the newest version; `None` if there is none yet.
+    /// Returns the newest version; `None` if there is no version yet.
     fn newest_slot(&self) -> Result<Option<(u64, Slot)>> {
         let mut newest = Noted::default();
         for _ in 0..READS_MAX {
@@ -125,9 +125,9 @@ impl Shared {
         })
     }
 
-    /// Writes the proposal for this version. `applied` is that of the version before. Returns whether
-    /// the proposal has this table: if this node has proposed another one before, it may have been
-    /// decided already.
+    /// Writes the proposal for this version. `applied` is that of the version before. Returns
+    /// whether the proposal has this table: if this node has already proposed another table, that
+    /// one may have been decided.
     fn propose(
         &self,
         state: &State,
@@ -144,7 +144,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Agrees on this version, and returns whether it has become this node's proposal, if that
+    /// Agrees on this version. Returns whether this node's proposal has become the version, if that
     /// `is_ours`.
     fn decide(&self, state: &mut State, version: u64, is_ours: bool) -> Result<bool> {
         let Some(node) = self.agree(state, version)? else {
@@ -215,8 +215,8 @@ mod tests {
         Slot { table: table.to_vec(), applied }
     }
 
-    /// Lets the cell's node enter the agreement on `version` until it has written a ballot, or also a
-    /// vote.
+    /// Lets the cell's node enter the agreement on `version` until it has written a ballot, or also
+    /// a vote.
     fn begin(cell: &DiskCell, version: u64, votes: bool) {
         let Shared { disk, me, state } = &*cell.0;
         let mut state = state.lock();

@@ -25,21 +25,22 @@ const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"cachedRB");
 const SLOT_MAGIC: u64 = u64::from_le_bytes(*b"cachedRT");
 const FORMAT: u64 = 1;
 
-/// The words of a slot's header before those of the nodes: magic, version, length, checksum.
+/// The number of words in a slot's header before those of the nodes: magic, version, length, and
+/// checksum.
 const SLOT_WORDS: usize = 4;
 
-/// The version of the table that some node knows to be decided, and the node whose slot has it.
+/// The version of the table that a node knows to be decided, and the node whose slot contains it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct Noted {
     pub(super) version: u64,
     pub(super) node: u64,
 }
 
-/// A proposal for one version of the table, as a slot holds it.
+/// A proposal for one version of the table, in the form that a slot contains.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
     pub(super) table: Vec<u8>,
-    /// For each node the last version, up to this one, that is the node's own proposal if this
+    /// For each node, the last version, up to this one, that is the node's own proposal if this
     /// proposal is decided.
     pub(super) applied: [u64; NODES_MAX],
 }
@@ -57,7 +58,7 @@ impl Disk {
     /// that contains only zeros is prepared.
     ///
     /// # Errors
-    /// If the disk cannot be opened, is not one, or has another number of nodes.
+    /// If the disk cannot be opened, is not a registry's disk, or has a different number of nodes.
     pub(crate) fn open(path: &Path, nodes: usize, creates: bool) -> Result<Self> {
         if !(1..=NODES_MAX).contains(&nodes) {
             return Err(Error::Invalid(format!("{nodes} nodes; a disk has 1 to {NODES_MAX}").into()));
@@ -118,11 +119,11 @@ impl Disk {
     }
 
     /// Measures how long a read or a write of one block takes: the longest of eight, which read the
-    /// election's block of `node` and write it back. The node must take part in no election
-    /// meanwhile.
+    /// election's block of `node` and write it back. During this time, the node must not take part
+    /// in an election.
     ///
     /// # Errors
-    /// As for [`Self::read_blocks`] and [`Self::write_block`].
+    /// The errors of [`Self::read_blocks`] and [`Self::write_block`].
     pub(crate) fn block_time(&self, node: usize) -> Result<Duration> {
         let mut longest = Duration::ZERO;
         for _ in 0..4 {
@@ -136,7 +137,8 @@ impl Disk {
         Ok(longest)
     }
 
-    /// Returns the blocks of the agreement on the table, and what the nodes have noted.
+    /// Returns the blocks of the agreement on the table, and the versions that the nodes have
+    /// noted.
     pub(super) fn read_agreement(&self) -> Result<Vec<(Block, Noted)>> {
         self.read_records(1)
     }
@@ -191,7 +193,7 @@ impl Disk {
         header
     }
 
-    /// Writes the header. Several hosts may do this at the same time.
+    /// Writes the header. Several hosts may do this simultaneously.
     fn prepare(&self, header: &Aligned) -> Result<()> {
         let len = self.slot_at(self.nodes, 0);
         if is_regular(&self.file) {
@@ -258,7 +260,7 @@ impl Disk {
         Error::Unavailable(format!("{} cannot be {done}: {error}", self.path.display()).into())
     }
 
-    /// Returns the error for a failed write, which may be on the disk in part or in whole.
+    /// Returns the error for a failed write, of which the disk may have a part, or all.
     fn unwritten(&self, error: &io::Error) -> Error {
         Error::OutcomeUnknown(format!("{} cannot be written: {error}", self.path.display()).into())
     }
@@ -272,8 +274,8 @@ fn unusable(path: &Path, why: &str) -> Error {
     Error::Denied(format!("{} cannot be used as a registry: {why}", path.display()).into())
 }
 
-/// Opens the file or device without the page cache, which is not shared with other hosts, and so
-/// that writes are stored. A file on a file system without such access belongs to this host alone.
+/// Opens the file or device without the page cache, which other hosts do not share, and so that
+/// writes are stored. A file on a file system without such access can be used by this host only.
 fn open(path: &Path, creates: bool) -> io::Result<File> {
     let direct = OFlags::DIRECT.bits() | OFlags::DSYNC.bits();
     let open = |flags: u32| {
@@ -322,7 +324,7 @@ fn put_words(bytes: &mut [u8], words: &[u64]) {
     }
 }
 
-/// Zeroed memory at a multiple of the block's size.
+/// Zeroed memory, aligned to the block's size.
 struct Aligned {
     memory: Vec<u8>,
     start: usize,

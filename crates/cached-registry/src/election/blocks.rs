@@ -27,10 +27,11 @@ use super::tenure::{Claim, Leaderships, Tenure};
 use super::{Action, Claimed, LeaseRule, NEVER, Role};
 use crate::agreement::{Agreement, Block, Step, Usurped, highest_vote, latest_epoch};
 
-/// The value of an epoch in which the leader has stepped down for any other node.
+/// The value of an epoch in which the leader has stepped down in favour of any other node.
 const NOBODY: u64 = u64::MAX;
 
-/// The value of an epoch in which the leader has stepped down for the next process of its own node.
+/// The value of an epoch in which the leader has stepped down in favour of the next process of its
+/// own node.
 const SUCCESSOR: u64 = u64::MAX - 1;
 
 /// The number of epoch times in a lease.
@@ -42,10 +43,10 @@ const TURNS: u32 = 16;
 /// The number of restarts after which a node leaves an epoch to the others.
 const RESTARTS_MAX: u32 = 8;
 
-/// The shortest epoch time is this multiple of the time that an epoch takes.
+/// The minimum epoch time, as a multiple of the time that an epoch takes.
 const MARGIN: u32 = 10;
 
-/// Returns the shortest epoch time for `nodes` nodes, if a read or a write of one block takes
+/// Returns the minimum epoch time for `nodes` nodes, if a read or a write of one block takes
 /// `block_time`: ten times the duration of three phases, each of which accesses all blocks.
 #[must_use]
 pub(crate) fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
@@ -53,10 +54,10 @@ pub(crate) fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
     block_time.saturating_mul(blocks)
 }
 
-/// Checks an epoch time against the shortest one.
+/// Checks an epoch time against the minimum.
 ///
 /// # Errors
-/// If it is too short, in one line.
+/// If the time is too short, in one line.
 pub(crate) fn check_epoch_time(time: Duration, nodes: usize, block_time: Duration) -> Result<(), String> {
     let least = epoch_time_min(nodes, block_time);
     if time >= least {
@@ -70,37 +71,38 @@ pub(crate) fn check_epoch_time(time: Duration, nodes: usize, block_time: Duratio
     ))
 }
 
-/// An operation on the blocks. The driver waits for its end: a write that the kernel still works on
-/// has not ended.
+/// An operation on the blocks. The driver waits for its end: a write on which the kernel is still
+/// working has not ended.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum BlockOp {
     /// Read the blocks of all nodes, and call [`BlockElection::read`] or [`BlockElection::failed`].
     Read,
-    /// Write the node's own block, and when it is stored call [`BlockElection::written`], otherwise
+    /// Write the node's own block. When it is stored, call [`BlockElection::written`], otherwise
     /// [`BlockElection::failed`].
     Write(Block),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum UnderWay {
-    /// A look at the other nodes' blocks, which began at this time.
+    /// A read of the other nodes' blocks, which began at this time.
     Look(Timestamp),
     /// A step of the agreement.
     Step,
 }
 
-/// One node's part in the election.
+/// The state of one node in the election.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BlockElection {
     me: usize,
     /// The leaderships, whose successor is named by the value of an epoch.
     pub(super) own: Leaderships<u64>,
     epoch_time: Duration,
-    /// `None` until the node's own block was read.
+    /// The agreement; `None` until the node's own block was read.
     agreement: Option<Agreement>,
     /// The latest epoch.
     latest: u64,
-    /// The blocks of the other nodes, and when this node saw their last change, on its own clock.
+    /// The blocks of the other nodes, and the time at which this node noticed their last change, on
+    /// its own clock.
     seen: Option<(Vec<Block>, Timestamp)>,
     /// The last value that was voted for in that epoch, and the node that cast the vote.
     vote: Option<(usize, u64)>,
@@ -110,13 +112,13 @@ pub(crate) struct BlockElection {
     /// The next step of the agreement, and when the node entered the epoch.
     step: Option<BlockOp>,
     began: Timestamp,
-    /// The number of attempts to lead that this node has given up since another node has led.
+    /// The number of this node's failed attempts to lead since another node last led.
     given_up: u32,
 }
 
 impl BlockElection {
-    /// Returns the part of node `me`, counted from 0, with this epoch time, which must
-    /// be the same on all nodes.
+    /// Returns the state of node `me`, counted from 0, with this epoch time, which must be the same
+    /// on all nodes.
     #[must_use]
     pub(crate) fn new(me: usize, epoch_time: Duration) -> Self {
         Self {
@@ -148,8 +150,8 @@ impl BlockElection {
         self.own.role(now)
     }
 
-    /// Returns the other node that leads, unless this node has seen no renewal for the duration of
-    /// the lease.
+    /// Returns the other node that leads, unless this node has noticed no renewal for the duration
+    /// of the lease.
     #[must_use]
     pub(crate) fn leader(&self, now: Timestamp) -> Option<usize> {
         let (voter, value) = self.vote?;
@@ -157,21 +159,23 @@ impl BlockElection {
         (is_recent && voter as u64 == value && voter != self.me).then_some(voter)
     }
 
-    /// Makes the leader step down for node `to`, or any other node if `to` is `None`, or the next
-    /// process of this node if `to` is this node. It serves no longer as soon as this returns, so it
-    /// must have stored its changes before. Without leadership this does nothing.
+    /// Makes the leader step down in favour of node `to`, of any other node if `to` is `None`, or
+    /// of the next process of this node if `to` is this node. The leader stops serving as soon as
+    /// this returns, so it must have stored its changes before. Without leadership, this does
+    /// nothing.
     pub(crate) fn step_down(&mut self, to: Option<usize>) {
         let value = |to: usize| if to == self.me { SUCCESSOR } else { to as u64 };
         self.own.step_down(to.map_or(NOBODY, value));
     }
 
-    /// Returns whether a release is to be written.
+    /// Returns whether a release must be written.
     #[must_use]
     pub(crate) fn is_releasing(&self) -> bool {
         self.own.release.is_some()
     }
 
-    /// Returns why this standby may take the lease when it is free; `None` before the first read.
+    /// Returns why this standby may take the lease when the lease is free; `None` before the first
+    /// read.
     #[must_use]
     pub(crate) fn vacancy(&self) -> Option<Cause> {
         self.agreement.as_ref()?;
@@ -201,7 +205,7 @@ impl BlockElection {
         })
     }
 
-    /// Makes the node read the blocks at once.
+    /// Makes the node read the blocks immediately.
     pub(crate) fn look(&mut self, now: Timestamp) {
         self.look_at = self.look_at.min(now);
     }
@@ -237,13 +241,13 @@ impl BlockElection {
         }
     }
 
-    /// Takes the blocks of all nodes, in the order of their numbers.
+    /// Handles the blocks of all nodes, in the order of their numbers.
     ///
     /// # Errors
-    /// [`Usurped`]; this node must stop.
+    /// [`Usurped`]. This node must stop.
     ///
     /// # Panics
-    /// If there is no block of this node.
+    /// If `blocks` lacks the block of this node.
     pub(crate) fn read(&mut self, now: Timestamp, blocks: &[Block]) -> Result<(), Usurped> {
         let under_way = self.under_way.take();
         let is_step = under_way == Some(UnderWay::Step);
@@ -291,7 +295,7 @@ impl BlockElection {
         }
     }
 
-    /// Notes that the operation under way has failed. A write may have been executed.
+    /// Records that the operation in progress has failed. A write may have been executed.
     pub(crate) fn failed(&mut self, now: Timestamp) {
         let is_step = self.under_way.take() == Some(UnderWay::Step);
         if let Some(agreement) = self.agreement.as_mut().filter(|_| is_step) {
@@ -300,12 +304,12 @@ impl BlockElection {
         self.retry(now);
     }
 
-    /// Takes the outcome of the claim.
+    /// Handles the outcome of the claim.
     pub(crate) fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
         self.own.claimed(now, outcome, NOBODY);
     }
 
-    /// Notes the latest epoch and its vote, and whether another node's block has changed.
+    /// Records the latest epoch and its vote, and whether another node's block has changed.
     fn note(&mut self, now: Timestamp, blocks: &[Block]) {
         self.latest = latest_epoch(blocks);
         self.vote = highest_vote(blocks, self.latest);
@@ -331,7 +335,7 @@ impl BlockElection {
         }
     }
 
-    /// Returns from when this standby may take the lease.
+    /// Returns the time from which this standby may take the lease.
     fn take_at(&self) -> Timestamp {
         let is_free = self.vote.is_none() && self.latest == 0;
         if is_free || self.is_offered() || !self.own.keeps(LeaseRule::Patience) {
@@ -345,7 +349,7 @@ impl BlockElection {
         self.seen.as_ref().map_or(NEVER, |(_, at)| *at + patience)
     }
 
-    /// Enters an epoch: of this leader's renewal or release, or of this standby's attempt.
+    /// Enters an epoch, for this leader's renewal or release, or for this standby's attempt.
     fn enter(&mut self, now: Timestamp) {
         let Some(agreement) = &mut self.agreement else { return };
         self.began = now;
@@ -384,7 +388,7 @@ impl BlockElection {
         }
     }
 
-    /// Leaves the lease to the others, and begins to wait.
+    /// Leaves the lease to other nodes, and begins to wait.
     fn stand_by(&mut self, now: Timestamp) {
         self.lose(now);
         self.look_at = now + self.epoch_time / 2;
@@ -411,7 +415,7 @@ impl BlockElection {
         (self.renew_at, self.look_at) = (NEVER, now);
     }
 
-    /// Repeats a failed operation after a while.
+    /// Schedules a failed operation to be repeated.
     fn retry(&mut self, now: Timestamp) {
         let at = now + self.epoch_time / 8;
         match self.own.tenure {
@@ -434,7 +438,7 @@ mod tests {
         Timestamp(secs * 1_000_000_000)
     }
 
-    /// Executes the node's operations at `now` until it waits. Claims are granted.
+    /// Executes the node's operations at `now` until the node waits. Claims are granted.
     fn run(node: &mut BlockElection, disk: &mut [Block], now: Timestamp) -> Vec<BlockOp> {
         let mut ops = Vec::new();
         loop {

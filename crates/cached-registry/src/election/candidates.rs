@@ -51,7 +51,7 @@ impl Candidates {
     /// Returns the candidates of an election in which this host is `me`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the host's name cannot be a part of a document's name.
+    /// [`Error::Invalid`] if the host's name cannot be part of a document's name.
     pub(super) fn new(registry: Registry, me: Candidate, number: Option<usize>) -> Result<Self> {
         let key = candidate_key(&me.node)?;
         let key = match number {
@@ -61,7 +61,8 @@ impl Candidates {
         Ok(Self { registry, me, number, key, known: Mutex::default() })
     }
 
-    /// Keeps this host's document, and on a disk the knowledge of the others, until dropped.
+    /// Maintains this host's document, and on a disk the knowledge of the other hosts, until the
+    /// future is dropped.
     pub(super) async fn run(
         &self,
         clock: &dyn Clock,
@@ -123,10 +124,10 @@ impl Candidates {
         self.known.lock().get(&number).cloned()
     }
 
-    /// Returns the number of a leader's successor, on a disk and unless it is anyone.
+    /// Returns the number of a leader's successor, on a disk and unless any host may succeed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such candidate, and those of [`Registry::list`].
+    /// [`Error::Invalid`] if the candidate does not exist, and the errors of [`Registry::list`].
     pub(super) async fn successor(&self, to: &Release) -> Result<Option<usize>> {
         let Release::To(name) = to else { return Ok(None) };
         if *name == self.me.node {

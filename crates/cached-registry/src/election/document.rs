@@ -21,7 +21,7 @@ use crate::document::{Expect, Revision};
 pub struct Candidate {
     /// The host's name among the candidates.
     pub node: String,
-    /// The address at which clients reach the host, for others to read.
+    /// The address at which clients reach the host, for other hosts to read.
     pub address: String,
     /// The identity of this process in the election.
     pub writer: WriterId,
@@ -60,7 +60,7 @@ pub struct LeaderDocument {
 pub enum Release {
     /// Any other host.
     Anyone,
-    /// The host of this name; others wait until the lease has ended.
+    /// The host with this name. Other hosts wait until the lease has ended.
     To(String),
 }
 
@@ -74,7 +74,7 @@ impl LeaderDocument {
     /// Reads a document's value.
     ///
     /// # Errors
-    /// The reason why it is not a leader's document.
+    /// The reason why the value is not a leader's document.
     pub fn decode(value: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(value).map_err(|error| format!("the leader's document is malformed: {error}"))
     }
@@ -99,9 +99,10 @@ mod writer_text {
 /// An operation on the leader's document.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum DocumentOp {
-    /// Read it, and call [`DocumentElection::read`] or [`DocumentElection::read_failed`].
+    /// Read the document, and call [`DocumentElection::read`] or [`DocumentElection::read_failed`].
     Read,
-    /// Write it if it still has the expected revision, and call [`DocumentElection::written`].
+    /// Write the document if it still has the expected revision, and call
+    /// [`DocumentElection::written`].
     Write(LeaderDocument, Expect),
 }
 
@@ -110,9 +111,9 @@ pub(crate) enum DocumentOp {
 pub(crate) enum Written {
     /// The document has this revision now.
     Done(Revision),
-    /// The document has another revision than expected.
+    /// The document has a revision other than the expected one.
     Conflict,
-    /// The write may have landed, or may still land.
+    /// The write may have taken effect, or may still take effect.
     Unknown,
     /// Nothing was changed.
     Failed,
@@ -120,10 +121,10 @@ pub(crate) enum Written {
 
 /// A standby looks at the document this often during a lease.
 const LOOKS: u32 = 10;
-/// The leader renews its lease this often before it would end.
+/// The number of times that a leader renews its lease before the lease would end.
 const RENEWALS: u32 = 5;
 
-/// One host's part in the election.
+/// The state of one host in the election.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct DocumentElection {
     me: Candidate,
@@ -134,13 +135,14 @@ pub(crate) struct DocumentElection {
     /// The time of the next renewal by this leader.
     renew_at: Timestamp,
     under_way: Option<UnderWay>,
-    /// A write that may have landed, or may still land.
+    /// A write that may have taken effect, or may still take effect.
     unresolved: Option<Attempt>,
-    /// The time of the next write after one that was not successful.
+    /// The time of the next write after an unsuccessful one.
     retry_at: Timestamp,
 }
 
-/// The document as this host has seen it last, and when it saw it first, on its own clock.
+/// The document as this host has read it last, and the time at which it first read that state, on
+/// its own clock.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Seen {
     found: Option<(Revision, LeaderDocument)>,
@@ -161,7 +163,7 @@ struct Attempt {
 }
 
 impl DocumentElection {
-    /// Returns the part of `me` in an election with this lease, which must be the same on all
+    /// Returns the state of `me` in an election with this lease, which must be the same on all
     /// hosts.
     #[must_use]
     pub(crate) fn new(me: Candidate, lease: Duration) -> Self {
@@ -183,29 +185,29 @@ impl DocumentElection {
         self.own.role(now)
     }
 
-    /// Returns the document as this host has seen it last: the outer `None` before the first read,
-    /// the inner one if there is no document.
+    /// Returns the document as this host has read it last. The outer option is `None` before the
+    /// first read, the inner one if the document does not exist.
     #[must_use]
     pub(crate) fn seen(&self) -> Option<Option<&LeaderDocument>> {
         self.seen.as_ref().map(|seen| seen.found.as_ref().map(|(_, document)| document))
     }
 
-    /// Returns the leader's document, unless the leader has stepped down, or this host has seen no
-    /// renewal for the duration of the lease.
+    /// Returns the leader's document, unless the leader has stepped down, or this host has noticed
+    /// no renewal for the duration of the lease.
     #[must_use]
     pub(crate) fn leader(&self, now: Timestamp) -> Option<&LeaderDocument> {
         let at = self.seen.as_ref()?.at;
         self.seen().flatten().filter(|leader| leader.release.is_none() && now < at + self.own.lease)
     }
 
-    /// Returns whether a release is to be written.
+    /// Returns whether a release must be written.
     #[must_use]
     pub(crate) fn is_releasing(&self) -> bool {
         self.own.release.is_some()
     }
 
     /// Ends a leadership because the store has `epoch` in force. After a while this host takes the
-    /// lease back with a higher epoch. Returns whether there was such a leadership.
+    /// lease back, with a higher epoch. Returns whether there was such a leadership.
     pub(crate) fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool {
         let is_refused = self.own.is_fenced(epoch);
         if is_refused {
@@ -215,13 +217,14 @@ impl DocumentElection {
         is_refused
     }
 
-    /// Makes the leader step down. It serves no longer as soon as this returns, so it must have
-    /// stored its changes before. Without leadership this does nothing.
+    /// Makes the leader step down. The leader stops serving as soon as this returns, so it must
+    /// have stored its changes before. Without leadership, this does nothing.
     pub(crate) fn step_down(&mut self, release: Release) {
         self.own.step_down(release);
     }
 
-    /// Makes the host read the document at once, for example because a watch has reported a change.
+    /// Makes the host read the document immediately, for example because a watch has reported a
+    /// change.
     pub(crate) fn look(&mut self, now: Timestamp) {
         self.look_at = self.look_at.min(now);
     }
@@ -250,7 +253,7 @@ impl DocumentElection {
         }
     }
 
-    /// Takes the document that was read; `None` if there is none.
+    /// Handles the document that was read; `None` if it does not exist.
     pub(crate) fn read(&mut self, now: Timestamp, found: Option<(Revision, LeaderDocument)>) {
         self.under_way = None;
         if self.seen.as_ref().is_none_or(|seen| seen.found != found) {
@@ -260,13 +263,13 @@ impl DocumentElection {
         self.look_at = if self.own.tenure.is_some() { NEVER } else { now + self.own.lease / LOOKS };
     }
 
-    /// Notes that the document could not be read.
+    /// Records that the document could not be read.
     pub(crate) fn read_failed(&mut self, now: Timestamp) {
         self.under_way = None;
         self.look_at = now + retry_delay(self.own.lease);
     }
 
-    /// Takes the outcome of a write.
+    /// Handles the outcome of a write.
     pub(crate) fn written(&mut self, now: Timestamp, outcome: Written) {
         let Some(UnderWay::Write(attempt)) = self.under_way.take() else { return };
         match outcome {
@@ -290,12 +293,12 @@ impl DocumentElection {
         }
     }
 
-    /// Takes the outcome of the claim.
+    /// Handles the outcome of the claim.
     pub(crate) fn claimed(&mut self, now: Timestamp, outcome: Claimed) {
         self.own.claimed(now, outcome, Release::Anyone);
     }
 
-    /// Returns the document to write now, or the time to ask again.
+    /// Returns the document to write now, or the time of the next query.
     fn next_document(&self, now: Timestamp) -> Result<LeaderDocument, Timestamp> {
         let current = self.seen().flatten();
         let Some(tenure) = &self.own.tenure else {
@@ -345,7 +348,7 @@ impl DocumentElection {
         DocumentOp::Write(document, expect)
     }
 
-    /// Finds out from a changed document whether the lease is still this host's.
+    /// Determines from a changed document whether the lease is still this host's.
     fn resolve(&mut self, now: Timestamp, found: Option<LeaderDocument>) {
         let attempt = self.unresolved.take();
         if let Some(attempt) = attempt.filter(|attempt| found.as_ref() == Some(&attempt.document)) {
@@ -380,7 +383,7 @@ impl DocumentElection {
         (self.renew_at, self.look_at) = (NEVER, now);
     }
 
-    /// Counts the lease of the document that was read last from another time.
+    /// Counts the lease of the document that was read last from a different time.
     #[cfg(test)]
     pub(crate) fn count_from(&mut self, at: Timestamp) {
         self.seen.as_mut().unwrap().at = at;
@@ -402,7 +405,7 @@ mod tests {
         DocumentElection::new(me, LEASE)
     }
 
-    /// Lets the host read `found` and returns the document that it then writes at `now`.
+    /// Lets the host read `found`, and returns the document that it then writes at `now`.
     fn takes(
         host: &mut DocumentElection,
         now: Timestamp,

@@ -26,18 +26,19 @@ pub type Claiming = Pin<Box<dyn Future<Output = Claimed> + Send>>;
 /// The maximum number of requests to step down that wait for the driver.
 const REQUESTS_MAX: usize = 8;
 
-/// Lets this host take part in the election of a leader by the documents of a registry, or by the
-/// blocks of its disk. The future is the election: the host takes part while it is polled, within a
-/// tokio runtime. It ends when all handles are dropped, or with an error if the host can take part no
-/// longer. If it is dropped, the lease ends at once, and other hosts wait for the rest of it.
+/// Lets this host take part in the election of a leader, through the documents of a registry or the
+/// blocks of its disk. The future is the election: the host takes part while the future is polled,
+/// within a tokio runtime. It ends when all handles are dropped, or with an error if the host can
+/// no longer take part. If it is dropped, the host's lease ends immediately, and other hosts wait
+/// for the rest of the lease.
 ///
 /// `lease` must be the same on all hosts. `claim` claims an epoch in the store for this host, and should
 /// end within its own deadline; meanwhile the lease is renewed. On a disk this function
 /// measures the time of its blocks, which blocks the thread for some milliseconds.
 ///
 /// # Errors
-/// [`Error::Denied`] if the registry cannot elect; [`Error::Invalid`] if the lease is too short for it,
-/// or the name of `me` has wrong characters.
+/// [`Error::Denied`] if the registry does not support elections; [`Error::Invalid`] if the lease is
+/// too short for the registry, or the name of `me` has invalid characters.
 pub fn elect(
     registry: &Registry,
     me: Candidate,
@@ -50,7 +51,7 @@ pub fn elect(
 type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 type Claim = Box<dyn Fn(Epoch) -> Claiming + Send>;
 
-/// The same as [`elect`], with another clock.
+/// As [`elect`], with another clock.
 pub(super) fn elect_by(
     clock: Arc<dyn Clock>,
     registry: &Registry,
@@ -102,7 +103,7 @@ async fn run<M: Machine>(
     }
 }
 
-/// What [`elect_by`] hands to the driver.
+/// The values that [`elect_by`] passes to the driver.
 struct Parts {
     clock: Arc<dyn Clock>,
     shared: Arc<Shared>,
@@ -114,11 +115,11 @@ struct Parts {
 struct Driver<M: Machine> {
     machine: M,
     parts: Parts,
-    /// Why a standby may take the lease.
+    /// The reason why a standby may take the lease.
     vacancy: Cause,
-    /// Why this host ends its leadership, if it does so by itself.
+    /// The reason why this host ends its leadership, if it ends it by itself.
     ending: Option<Cause>,
-    /// Those who wait until the release is written.
+    /// The callers that wait until the release is written.
     stepping_down: Vec<oneshot::Sender<Result<()>>>,
 }
 
@@ -228,7 +229,7 @@ impl<M: Machine> Driver<M> {
         self.stepping_down.push(done);
     }
 
-    /// Publishes this host's part at `now`.
+    /// Publishes this host's role at `now`.
     fn publish(&mut self, now: Timestamp) {
         let role = self.machine.role(now);
         if role == Role::Standby
@@ -261,7 +262,7 @@ impl<M: Machine> Driver<M> {
         self.machine.leader(now).filter(|leader| leader.writer != self.parts.me.writer)
     }
 
-    /// Returns this host's part and the reason for it, if the part is no longer `old`.
+    /// Returns this host's role and the reason for it, if the role is no longer `old`.
     fn change(&mut self, now: Timestamp, role: Role, old: &Leadership) -> Option<(Part, Cause)> {
         match (role, &old.part) {
             (Role::Leader(epoch, until), Part::Leading { epoch: old, lease, .. }) if epoch == *old => {

@@ -15,7 +15,7 @@ use super::document::{LeaderDocument, Release};
 use crate::error::{Error, Result};
 
 /// The time for which this host serves in one leadership, on this host's clock. Each leadership has
-/// a lease of its own, so the lease of an earlier leadership never holds again during a later one.
+/// its own lease, so the lease of an earlier leadership never becomes valid during a later one.
 pub struct Lease {
     clock: Arc<dyn Clock>,
     /// The end of the lease, in nanoseconds; 0 after the leadership.
@@ -27,8 +27,8 @@ impl Lease {
         Self { clock, until: AtomicU64::new(until.0) }
     }
 
-    /// Returns whether this host leads now. It costs one reading of the clock, which does not stop
-    /// while the process is stopped or the host is suspended.
+    /// Returns whether this host leads now. This costs one reading of the clock, which does not
+    /// stop while the process is stopped or the host is suspended.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.clock.now() < self.until()
@@ -65,7 +65,7 @@ impl fmt::Debug for Lease {
 pub struct Leadership {
     /// The part.
     pub part: Part,
-    /// The time of day at which it began.
+    /// The time of day at which the leadership began.
     pub since: SystemTime,
     /// The reason for the last change.
     pub cause: Cause,
@@ -74,13 +74,13 @@ pub struct Leadership {
 /// The part of this host in the election.
 #[derive(Clone, Debug)]
 pub enum Part {
-    /// Another host leads, or none.
+    /// Another host leads, or no host does.
     Standby {
-        /// The document of the leader, if one is known whose lease has not ended. Its
-        /// [renewal](LeaderDocument::renewal) is the first one that this host has seen.
+        /// The document of the leader, if a leader is known whose lease has not ended. Its
+        /// [renewal](LeaderDocument::renewal) is the first one that this host has read.
         leader: Option<LeaderDocument>,
     },
-    /// This host has the lease and claims this epoch in the store: it must not serve yet.
+    /// This host has the lease and is claiming this epoch in the store: it must not serve yet.
     Taking(Epoch),
     /// This host leads: it serves while the lease holds.
     Leading {
@@ -94,7 +94,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Returns whether this host may lead: the lease of a leadership tells if it still does.
+    /// Returns whether this host may lead. The lease of the leadership tells whether it still does.
     #[must_use]
     pub fn is_leading(&self) -> bool {
         matches!(self, Self::Leading { .. })
@@ -114,7 +114,7 @@ macro_rules! causes {
             /// All causes.
             pub const ALL: &[Self] = &[$(Self::$cause,)*];
 
-            /// Returns the name, as the label of a metric has it.
+            /// Returns the name as the metric's label shows it.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$cause => $name,)* }
@@ -157,11 +157,11 @@ causes! {
 /// A report on an election, for operators.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// This host's part.
+    /// This host's role.
     pub leadership: Leadership,
     /// The time for which this host leads without a further renewal.
     pub lease_remaining: Duration,
-    /// How often this host's part has changed for each cause.
+    /// How often this host's role has changed for each cause.
     pub changes: Vec<(Cause, u64)>,
     /// The error of the registry's last operation, unless it has succeeded.
     pub error: Option<String>,
@@ -173,7 +173,7 @@ pub(super) struct Shared {
     pub(super) leadership: watch::Sender<Leadership>,
     pub(super) changes: Vec<AtomicU64>,
     pub(super) error: Mutex<Option<Error>>,
-    /// The highest epoch that has fenced a leadership of this host, and the signal of a new one.
+    /// The highest epoch that has fenced a leadership of this host, and a signal for each new one.
     pub(super) fenced: AtomicU64,
     pub(super) was_fenced: Notify,
 }
@@ -204,7 +204,8 @@ pub(super) struct StepDown {
     pub(super) done: oneshot::Sender<Result<()>>,
 }
 
-/// A handle of this host's part in an election. The election ends when all handles are dropped.
+/// A handle for this host's participation in an election. The election ends when all handles are
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Elector {
     pub(super) shared: Arc<Shared>,
@@ -228,8 +229,9 @@ impl Elector {
         }
     }
 
-    /// Ends the leadership because the store has refused its changes: it has `epoch` in force. The
-    /// next leadership of this host has a higher epoch. Without such a leadership this does nothing.
+    /// Ends the leadership because the store has refused its changes, with `epoch` in force. The
+    /// next leadership of this host has a higher epoch. Without such a leadership, this does
+    /// nothing.
     pub fn fenced(&self, epoch: Epoch) {
         self.shared.fenced.fetch_max(epoch.0, Ordering::AcqRel);
         self.shared.was_fenced.notify_one();
@@ -238,23 +240,24 @@ impl Elector {
     /// Checks whether a leader can step down for `to`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if no candidate has the successor's name; those of
+    /// [`Error::Invalid`] if no candidate has the successor's name; the errors of
     /// [`Registry::list`](crate::Registry::list).
     pub async fn check(&self, to: &Release) -> Result<()> {
         self.candidates.successor(to).await.map(drop)
     }
 
-    /// Makes this host step down, after it has stored all changes. Its lease ends at once; this
-    /// returns when the release is written, or when the lease would have ended. For the duration of a
-    /// lease this process then leaves the lead to others; with [`Release::To`] and this host's own
-    /// name, to the next process of this host.
+    /// Makes this host step down, after it has stored all changes. Its lease ends immediately. The
+    /// call returns when the release is written, or when the lease would have ended. For the
+    /// duration of a lease, this process then leaves the leadership to other hosts or, with
+    /// [`Release::To`] and this host's own name, to the next process of this host.
     ///
     /// # Errors
     /// [`Error::Denied`] if this host does not lead; [`Error::Invalid`] if no candidate has the
-    /// successor's name; those of [`Registry::list`](crate::Registry::list). It leads as before then.
+    /// successor's name; the errors of [`Registry::list`](crate::Registry::list). After an error
+    /// the host leads as before.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the host steps down or leads as before.
+    /// If the future is dropped, the host either steps down or leads as before.
     pub async fn step_down(&self, to: Release) -> Result<()> {
         let node = self.candidates.successor(&to).await?;
         let (done, ended) = oneshot::channel();

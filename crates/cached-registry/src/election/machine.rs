@@ -30,7 +30,7 @@ pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// An operation that has failed.
 pub(super) struct Fault {
     pub(super) error: Error,
-    /// Whether the host can no longer take part.
+    /// Whether the host can no longer take part in the election.
     pub(super) ends: bool,
 }
 
@@ -42,23 +42,25 @@ pub(super) trait Machine: Send {
     fn next(&mut self, now: Timestamp) -> Action<Self::Op>;
     /// Begins an operation.
     fn execute(&self, op: Self::Op) -> Boxed<Self::Reply>;
-    /// Takes the outcome of the operation.
+    /// Handles the outcome of the operation.
     fn reply(&mut self, now: Timestamp, reply: Self::Reply) -> Result<(), Fault>;
     fn claimed(&mut self, now: Timestamp, outcome: Claimed);
-    /// Ends a leadership whose changes the store has refused. Returns whether there was one.
+    /// Ends a leadership whose changes the store has refused. Returns whether there was such a
+    /// leadership.
     fn fenced(&mut self, now: Timestamp, epoch: Epoch) -> bool;
     fn step_down(&mut self, to: Release, node: Option<usize>);
-    /// Returns whether a release is to be written.
+    /// Returns whether a release must be written.
     fn is_releasing(&self) -> bool;
     fn role(&self, now: Timestamp) -> Role;
-    /// Returns the leader, unless its lease has ended as far as this host has seen.
+    /// Returns the leader, unless its lease has ended as far as this host knows.
     fn leader(&self, now: Timestamp) -> Option<LeaderDocument>;
-    /// Returns why this standby may take the lease when it is free; `None` if it is not known.
+    /// Returns why this standby may take the lease when the lease is free; `None` if the reason is
+    /// not known.
     fn vacancy(&self) -> Option<Cause>;
-    /// Makes the host read the state of the election at once.
+    /// Makes the host read the state of the election immediately.
     fn look(&mut self, now: Timestamp);
     /// Returns a future that ends when the registry reports a change for which the machine should
-    /// [look](Self::look) at once; `None` if changes are not reported.
+    /// [look](Self::look) immediately; `None` if the registry does not report changes.
     fn hint(&self) -> Option<Boxed<()>>;
 }
 
@@ -227,7 +229,8 @@ impl Machine for Blocks {
         self.machine.next(now)
     }
 
-    /// Waits for the kernel, without a timeout: a write that it still works on has not ended.
+    /// Waits for the kernel, without a timeout: a write on which the kernel is still working has
+    /// not ended.
     fn execute(&self, op: BlockOp) -> Boxed<BlockReply> {
         let (disk, node) = (Arc::clone(&self.disk), self.machine.node());
         Box::pin(async move {

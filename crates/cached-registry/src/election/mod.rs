@@ -52,15 +52,15 @@ pub use document::{Candidate, LeaderDocument, Release};
 pub use driver::{Claiming, elect};
 pub use elector::{Cause, Elector, Leadership, Lease, Part, Status};
 
-/// What the driver of an election does next.
+/// The next action of an election's driver.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Action<Op> {
     /// Execute an operation of the registry or the disk, and report its outcome.
     Do(Op),
-    /// Claim this epoch in the store, for the writer of this election, and call `claimed`. The claim
-    /// may take long; operations and renewals continue meanwhile.
+    /// Claim this epoch in the store, for the writer of this election, and call `claimed`. The
+    /// claim may take long; operations and renewals continue during it.
     Claim(Epoch),
-    /// Wait until this time, or until an operation or a claim under way has ended.
+    /// Wait until this time, or until an operation or a claim in progress has ended.
     Wait(Timestamp),
 }
 
@@ -69,9 +69,9 @@ pub(crate) enum Action<Op> {
 pub enum Claimed {
     /// The epoch is in force.
     Granted,
-    /// This epoch is in force, or another writer has claimed it: the machine uses a higher one.
+    /// This epoch is in force, or another writer has claimed it: the machine chooses a higher one.
     Fenced(Epoch),
-    /// The store could not be asked, or the outcome is unknown: the claim is repeated.
+    /// The store was unreachable, or the outcome is unknown: the claim is repeated.
     Failed,
     /// This host cannot lead for now: the lease is released for others.
     Unable,
@@ -80,9 +80,9 @@ pub enum Claimed {
 /// The part of this host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Role {
-    /// Another host leads, or none.
+    /// Another host leads, or no host does.
     Standby,
-    /// This host has the lease, but not yet the claim: it must not serve.
+    /// This host has the lease, but its claim is not granted yet: it must not serve.
     Taking(Epoch),
     /// This host leads: it serves with this epoch until this time.
     Leader(Epoch, Timestamp),
@@ -102,12 +102,12 @@ fn retry_delay(lease: Duration) -> Duration {
 /// The rules of an election's clock and claim, each of which a test can break.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum LeaseRule {
-    /// A standby waits until it has seen no renewal for the duration of the lease.
+    /// A standby waits until it has noticed no renewal for the duration of the lease.
     Patience,
     /// The leader counts its lease from before the renewal was sent.
     CountFromBefore,
-    /// Nothing is served before the claim was granted.
+    /// No host serves before its claim was granted.
     ClaimFirst,
-    /// On blocks: an attempt is given up if another node's block has changed meanwhile.
+    /// On blocks: an attempt is abandoned if another node's block has changed in the meantime.
     GiveUp,
 }

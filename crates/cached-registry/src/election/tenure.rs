@@ -19,11 +19,11 @@ pub(super) struct Tenure {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Claim {
-    /// To be claimed, at this time or later.
+    /// The epoch has to be claimed, at this time or later.
     Wanted(Timestamp),
     Asked,
     Granted,
-    /// The store has this epoch in force: a higher one is needed.
+    /// The store has this epoch in force, so a higher one is necessary.
     Fenced(Epoch),
 }
 
@@ -35,7 +35,7 @@ impl Tenure {
         Self { epoch: Epoch(epoch), until, claim }
     }
 
-    /// Returns the epoch to claim now, and marks it as asked for.
+    /// Returns the epoch to claim now, and marks the claim as in progress.
     pub(super) fn begin_claim(&mut self, now: Timestamp) -> Option<Epoch> {
         let is_due = matches!(self.claim, Claim::Wanted(at) if now >= at);
         is_due.then(|| {
@@ -44,7 +44,7 @@ impl Tenure {
         })
     }
 
-    /// Takes the outcome of the claim of this epoch; a failed claim is due again at `retry`.
+    /// Handles the outcome of the claim of this epoch. A failed claim is due again at `retry`.
     pub(super) fn claimed(&mut self, outcome: Claimed, retry: Timestamp) {
         if self.claim == Claim::Asked {
             self.claim = match outcome {
@@ -65,8 +65,8 @@ impl Tenure {
     }
 }
 
-/// The number of failed claims after which a host leaves the lease to others, which may reach the
-/// store: those of two leases.
+/// The number of failed claims after which a host leaves the lease to other hosts, which may reach
+/// the store. It corresponds to the claims of two leases.
 const CLAIMS_FAILED_MAX: u32 = 40;
 
 /// The leaderships of one host, one after the other. `R` names the successor of a leader that steps
@@ -76,15 +76,15 @@ pub(super) struct Leaderships<R> {
     pub(super) lease: Duration,
     /// The present leadership.
     pub(super) tenure: Option<Tenure>,
-    /// The epoch that the store is being asked for.
+    /// The epoch that is being claimed.
     asked: Option<Epoch>,
-    /// The number of failed claims since the last other one.
+    /// The number of consecutive failed claims.
     claims_failed: u32,
     /// The highest epoch that the store is known to have used.
     pub(super) used: u64,
     /// The requested release, until it is written.
     pub(super) release: Option<R>,
-    /// The time until which this host leaves the lease to others.
+    /// The time until which this host leaves the lease to other hosts.
     pub(super) resting_until: Timestamp,
     #[cfg(test)]
     pub(super) broken: Option<LeaseRule>,
@@ -105,7 +105,7 @@ impl<R> Leaderships<R> {
         }
     }
 
-    /// Returns this host's part at `now`.
+    /// Returns this host's role at `now`.
     pub(super) fn role(&self, now: Timestamp) -> Role {
         let tenure = self.tenure.as_ref().filter(|_| self.release.is_none());
         tenure.map_or(Role::Standby, |tenure| tenure.role(now, self.keeps(LeaseRule::ClaimFirst)))
@@ -116,7 +116,7 @@ impl<R> Leaderships<R> {
         self.tenure.as_ref().is_some_and(|tenure| now >= tenure.until)
     }
 
-    /// Returns whether this host does not lead, and leaves the lease to others.
+    /// Returns whether this host does not lead, and leaves the lease to other hosts.
     pub(super) fn is_resting(&self, now: Timestamp) -> bool {
         self.tenure.is_none() && now < self.resting_until
     }
@@ -127,7 +127,7 @@ impl<R> Leaderships<R> {
         counted_from + relied_on(self.lease)
     }
 
-    /// Continues the present leadership if it is renewed, or begins another one with this epoch.
+    /// Continues the present leadership if it was renewed, or begins another one with this epoch.
     pub(super) fn lead(&mut self, epoch: u64, until: Timestamp, is_renewed: impl Fn(&Tenure) -> bool) {
         match &mut self.tenure {
             Some(tenure) if is_renewed(tenure) => tenure.until = until,
@@ -142,7 +142,7 @@ impl<R> Leaderships<R> {
         }
     }
 
-    /// Returns the epoch to claim now, if any, which the store is asked for from now on.
+    /// Returns the epoch to claim now, if there is one, and marks the claim as in progress.
     pub(super) fn begin_claim(&mut self, now: Timestamp) -> Option<Epoch> {
         if self.asked.is_none() {
             self.asked = self.tenure.as_mut().and_then(|tenure| tenure.begin_claim(now));
@@ -167,7 +167,8 @@ impl<R> Leaderships<R> {
         }
     }
 
-    /// Returns when the leadership lapses or a failed claim is due again, whichever comes first.
+    /// Returns the time at which the leadership lapses or a failed claim is due again, whichever
+    /// comes first.
     pub(super) fn wake_at(&self) -> Timestamp {
         let Some(tenure) = &self.tenure else { return NEVER };
         match tenure.claim {
@@ -176,19 +177,21 @@ impl<R> Leaderships<R> {
         }
     }
 
-    /// Notes that the store has `epoch` in force. Returns whether it refuses the present leadership.
+    /// Records that the store has `epoch` in force. Returns whether the store refuses the present
+    /// leadership.
     pub(super) fn is_fenced(&mut self, epoch: Epoch) -> bool {
         self.used = self.used.max(epoch.0);
         self.tenure.as_ref().is_some_and(|tenure| tenure.epoch <= epoch)
     }
 
-    /// Leaves the lease to others until this time, at least.
+    /// Leaves the lease to other hosts at least until this time.
     pub(super) fn rest(&mut self, until: Timestamp) {
         self.resting_until = self.resting_until.max(until);
     }
 
-    /// Ends the leadership. A renewal under way may still land, so its epoch counts as used: the host
-    /// leads again only with a higher one, which fences off what it has sent before.
+    /// Ends the leadership. A renewal in progress may still take effect, so its epoch counts as
+    /// used: the host leads again only with a higher one, which fences off the changes that it has
+    /// sent before.
     pub(super) fn end(&mut self, now: Timestamp) {
         self.used = self.used.max(self.tenure.take().map_or(0, |tenure| tenure.epoch.0));
         if self.release.take().is_some() {

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use super::number;
 use crate::error::{Error, Reason, Result};
 
-/// The longest answer, in bytes.
+/// The maximum length of a response, in bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// The body of an answer.
+/// The body of a response.
 pub(super) type Body = UnsyncBoxBody<Bytes, String>;
 
 /// The user who logs in.
@@ -51,9 +51,9 @@ impl Login {
 /// Whether a request may be sent twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
-    /// Sent to another endpoint if the answer is lost.
+    /// The request is sent to another endpoint if its response is lost.
     Repeatable,
-    /// Never sent twice.
+    /// The request is never sent twice.
     Change,
 }
 
@@ -62,7 +62,7 @@ pub(super) enum Effect {
 pub(crate) struct EtcdClient {
     http: Client,
     endpoints: Vec<String>,
-    /// The index of the endpoint that has answered last.
+    /// The index of the endpoint that has responded last.
     current: AtomicUsize,
     login: Option<Login>,
     token: Mutex<Option<Arc<str>>>,
@@ -71,17 +71,17 @@ pub(crate) struct EtcdClient {
 
 /// The reason why one request to one endpoint has failed.
 enum Failure {
-    /// It was not sent.
+    /// The request was not sent.
     NotSent(String),
-    /// It may have been executed.
+    /// The request may have been executed.
     Lost(String),
-    /// etcd has answered with an error.
+    /// etcd has responded with an error.
     Refused { code: u64, why: String },
 }
 
 impl EtcdClient {
-    /// Returns a client of the `endpoints`, URLs without a path, of which there is at least one. Each
-    /// request to an endpoint takes at most `timeout`.
+    /// Returns a client of the `endpoints`, which are URLs without a path; there is at least one.
+    /// Each request to an endpoint takes at most `timeout`.
     pub(crate) fn new(
         connector: Connector,
         endpoints: Vec<String>,
@@ -92,7 +92,7 @@ impl EtcdClient {
         Self { http, endpoints, current: AtomicUsize::new(0), login, token: Mutex::new(None), timeout }
     }
 
-    /// Sends a request to the endpoints in turn, until one answers.
+    /// Sends a request to the endpoints in turn, until one responds.
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`] only for a change.
@@ -129,7 +129,7 @@ impl EtcdClient {
         }
     }
 
-    /// Opens a stream of answers at the current endpoint.
+    /// Opens a stream of responses at the current endpoint.
     pub(super) async fn stream(&self, method: &str, request: &Value) -> Result<Body> {
         let endpoint = self.current.load(Ordering::Relaxed);
         let opened = async {
@@ -150,7 +150,7 @@ impl EtcdClient {
         }
     }
 
-    /// Logs in again before the next request. Returns whether there is a login.
+    /// Forces a new login before the next request. Returns whether a login is configured.
     pub(super) fn forget_token(&self) -> bool {
         *self.token.lock() = None;
         self.login.is_some()
@@ -177,7 +177,7 @@ impl EtcdClient {
         self.send(endpoint, method, request, token.as_deref()).await
     }
 
-    /// Returns the token of the login; logs in if there is none yet.
+    /// Returns the token of the login; logs in if there is no token yet.
     async fn token(&self, endpoint: usize) -> Result<Option<Arc<str>>, Failure> {
         let Some(login) = &self.login else { return Ok(None) };
         if let Some(token) = &*self.token.lock() {
@@ -225,7 +225,7 @@ impl EtcdClient {
         tokio::time::timeout(self.timeout, answering).await.unwrap_or_else(|_| late())
     }
 
-    /// Sends one request. Returns the status and the body of the answer.
+    /// Sends one request. Returns the status and the body of the response.
     async fn open(
         &self,
         endpoint: usize,
@@ -259,7 +259,7 @@ pub(super) fn is_login(code: u64, why: &str) -> bool {
     code == 16 || why.contains("user name is empty") || why.contains("invalid auth token")
 }
 
-/// Converts an error of etcd that a repetition does not mend. The codes are those of gRPC.
+/// Converts an error of etcd that a retry does not resolve. The codes are those of gRPC.
 fn refusal(code: u64, why: String) -> Error {
     let reason: Reason = why.into();
     match code {

@@ -189,7 +189,7 @@ impl EtcdBody {
         found.iter().filter_map(|found| self.document(found).transpose()).collect()
     }
 
-    /// Converts a key of etcd; `None` if it is none of this registry.
+    /// Converts a key of etcd; `None` if the key is not one of this registry.
     fn document(&self, found: &Value) -> Result<Option<Document>> {
         let Some(key) = self.key(found)? else { return Ok(None) };
         let lease = Some(number(&found["lease"])).filter(|lease| *lease > 0).map(LeaseId);
@@ -204,7 +204,7 @@ impl EtcdBody {
     }
 }
 
-/// Returns a number of etcd's JSON, which is a text, and is left out if it is 0.
+/// Returns a number in etcd's JSON. It is encoded as a string, and is omitted if it is 0.
 fn number(value: &Value) -> u64 {
     let text = value.as_str().and_then(|text| text.parse().ok());
     text.or_else(|| value.as_u64()).unwrap_or(0)
@@ -214,7 +214,7 @@ fn revision_of(answer: &Value) -> Revision {
     Revision(number(&answer["header"]["revision"]))
 }
 
-/// Returns the bytes of etcd's JSON, which is base64, and is left out if it is empty.
+/// Returns bytes in etcd's JSON. They are encoded in base64, and are omitted if they are empty.
 fn decode(value: &Value) -> Result<Bytes> {
     let text = value.as_str().unwrap_or_default();
     let bytes = STANDARD

@@ -14,11 +14,11 @@ use crate::error::{Error, Result};
 /// The longest message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// After this time without an event the stream is replaced, because nothing else would show that
-/// the other side has gone away.
+/// The time without an event after which the stream is replaced: nothing else would reveal that the
+/// other side has disappeared.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// After this time without an event the keys are counted.
+/// The time without an event after which the keys are counted.
 const SILENCE_MIN: Duration = Duration::from_secs(10);
 
 /// The delay before a stream is opened after failures, which doubles up to the maximum.
@@ -36,7 +36,7 @@ pub(crate) struct EtcdWatch {
     has_logged_in_again: bool,
     /// The number of keys with the prefix after the changes of this revision.
     counted: Option<(Revision, u64)>,
-    /// There is no change between these two revisions.
+    /// Two revisions between which there is no change.
     quiet: Option<(Revision, Revision)>,
 }
 
@@ -87,8 +87,8 @@ impl EtcdWatch {
         }
     }
 
-    /// Counts the keys with the prefix; without their number, a compaction is reported even if nothing
-    /// has changed.
+    /// Counts the keys with the prefix. Without their number, a compaction would be reported even
+    /// if nothing has changed.
     async fn count(&mut self, etcd: &EtcdBody, prefix: &str, after: Revision) {
         if self.counted.is_none_or(|(at, _)| at != after) {
             self.counted = etcd.count(prefix, after).await.ok().map(|count| (after, count));
@@ -116,7 +116,7 @@ impl EtcdWatch {
         }
     }
 
-    /// Takes one message of the stream.
+    /// Handles one message of the stream.
     async fn take(
         &mut self,
         etcd: &EtcdBody,
@@ -141,7 +141,7 @@ impl EtcdWatch {
         Ok((!changes.events.is_empty()).then_some(changes))
     }
 
-    /// Finds out why etcd has ended the watch.
+    /// Determines why etcd has ended the watch.
     async fn cancelled(
         &mut self,
         etcd: &EtcdBody,

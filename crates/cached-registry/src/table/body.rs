@@ -15,8 +15,9 @@ use crate::error::{Error, Result};
 /// The maximum number of attempts at a change while others change the table.
 const TRIES: u32 = 12;
 
-/// A registry in a cell. Its leases end when a host that reads the table has seen no renewal for
-/// their duration; so a lease whose holder is gone lasts until then, and longer if nobody reads.
+/// A registry in a cell. A lease ends when a host that reads the table has noticed no renewal for
+/// the lease's duration. Therefore a lease whose holder is gone lasts for that time, and longer if
+/// no host reads.
 pub(crate) struct TableBody<C> {
     cell: C,
     clock: Arc<dyn Clock>,
@@ -80,7 +81,7 @@ impl<C: Cell> TableBody<C> {
         }
     }
 
-    /// Reads the table, and the leases in it that have ended.
+    /// Reads the table, and determines the leases in it that have ended.
     async fn read(&self) -> Result<(Option<u64>, Table, Vec<LeaseId>)> {
         let content = self.cell.read().await?;
         let table = Table::decode(&content.bytes)?;

@@ -27,7 +27,7 @@ pub(crate) struct Table {
     pub(crate) revision: Revision,
     documents: BTreeMap<Key, Stored>,
     leases: BTreeMap<u64, LeaseRecord>,
-    /// The revisions of the latest changes, and what they changed.
+    /// The revisions of the latest changes, and the documents that they changed.
     history: VecDeque<(Revision, Key)>,
     /// The last revision whose changes are forgotten.
     forgotten: Revision,
@@ -43,7 +43,8 @@ struct Stored {
     lease: Option<u64>,
 }
 
-/// A lease: it lasts while some host sees the number of renewals rise. The table has no clock.
+/// A lease. It lasts while some host notices that the number of renewals rises. The table has no
+/// clock.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LeaseRecord {
@@ -76,7 +77,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Decodes a table; an empty one has no bytes.
+    /// Decodes a table. An empty table has no bytes.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -119,7 +120,7 @@ impl Table {
         Listing { documents: keys.filter_map(|key| self.get(key)).collect(), revision: self.revision }
     }
 
-    /// Makes all changes, or none.
+    /// Makes all of the changes, or none.
     ///
     /// # Errors
     /// [`Error::Conflict`], [`Error::LeaseEnded`].
@@ -164,7 +165,7 @@ impl Table {
         Ok(())
     }
 
-    /// Ends a lease and removes its documents. Returns whether there was such a lease.
+    /// Ends a lease and removes its documents. Returns whether the lease existed.
     pub(crate) fn end(&mut self, lease: LeaseId) -> bool {
         if self.leases.remove(&lease.0).is_none() {
             return false;
@@ -214,13 +215,14 @@ impl Table {
     }
 }
 
-/// The leases as this host has seen them: how often each was renewed, and since when it was not.
+/// The leases as this host has observed them: how often each was renewed, and since when it has not
+/// been.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Observed(HashMap<u64, (u64, Timestamp)>);
 
 impl Observed {
-    /// Notes the leases of a table that has arrived at `now`. Returns those that have ended: they
-    /// were not renewed for their duration, on this host's clock.
+    /// Records the leases of a table that has arrived at `now`. Returns the leases that have ended
+    /// because they were not renewed for their duration, on this host's clock.
     pub(crate) fn observe(&mut self, table: &Table, now: Timestamp) -> Vec<LeaseId> {
         self.0.retain(|lease, _| table.leases.contains_key(lease));
         let mut ended = Vec::new();

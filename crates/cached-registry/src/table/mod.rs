@@ -26,10 +26,10 @@ pub(crate) trait Cell: Send + Sync + 'static {
     fn swap(&self, expected: Option<u64>, bytes: Bytes) -> impl Future<Output = Result<Option<u64>>> + Send;
 }
 
-/// A table as a cell holds it.
+/// A table in the form that a cell contains.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Content {
-    /// The version; `None` if there is no table yet.
+    /// The version; `None` if no table exists yet.
     pub(crate) version: Option<u64>,
     /// The encoded table.
     pub(crate) bytes: Bytes,

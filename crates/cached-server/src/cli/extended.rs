@@ -20,14 +20,14 @@ const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
 pub(super) struct Extended {
     pub(super) chunk_bytes_max: usize,
     chunk_changed: bool,
-    /// In effect with `-Z`, or with `[memcached.tls]` in the file.
+    /// The settings of TLS, which are in effect with `-Z`, or with `[memcached.tls]` in the file.
     pub(super) tls: TlsSettings,
-    /// The options given that have no effect.
+    /// The given options that have no effect.
     pub(super) without_effect: Vec<String>,
 }
 
 impl Extended {
-    /// Returns the options that hold where none is given.
+    /// Reads one list of options.
     pub(super) fn over(settings: &Settings) -> Extended {
         Extended {
             chunk_bytes_max: settings.classes.chunk_bytes_max,
@@ -244,7 +244,7 @@ fn unsigned(name: &str, value: Option<&str>) -> Result<usize, Failure> {
 }
 
 fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, Failure> {
-    /// A larger number is more likely a mistake than intended.
+    /// The maximum number of kibibytes. A larger number is more likely a mistake.
     const KIBIBYTES_MAX: usize = 1 << 20;
     let kibibytes = unsigned(name, value)?;
     require(kibibytes <= KIBIBYTES_MAX, &format!("{name} must be at most {KIBIBYTES_MAX} kilobytes"))?;
@@ -305,7 +305,7 @@ pub(super) fn leading_number(text: &str) -> Option<(i64, &str)> {
     number.parse().ok().map(|number| (number, rest))
 }
 
-/// Reads a number as `atoi` does: 0 where there is none.
+/// Reads a number as `atoi` does, which is 0 if there is no number.
 fn integer(text: &str) -> i32 {
     leading_number(text).map_or(0, |(number, _)| number.clamp(i32::MIN.into(), i32::MAX.into()) as i32)
 }

@@ -11,8 +11,8 @@ use cached_memcached::settings::{Credentials, Form, ListenAddress, ListenTls, Se
 use cached_process::{Exit, Failure};
 use cached_proto::Protocol;
 
-/// Returns the addresses of all listeners. Without `-l`: every interface, or the loopback one with
-/// no argument at all.
+/// Returns the addresses of all listeners. Without `-l`, they are those of every interface or,
+/// without any argument, those of the loopback interface.
 pub(super) fn addresses(
     arguments: &[String],
     port: i32,
@@ -149,7 +149,7 @@ fn host_and_port(text: &str) -> Result<(&str, Option<&str>), Failure> {
 // without `-p`, TCP uses the same port.
 
 impl Cli {
-    /// Sets the addresses, after those of TCP and after authentication.
+    /// Sets the UDP addresses. This must follow those of TCP, and authentication.
     pub(super) fn udp(
         &self,
         file: Option<&File>,
@@ -213,7 +213,7 @@ impl Cli {
 const SASL_FILE_VARIABLE: &str = "MEMCACHED_SASL_PWDB";
 
 impl Cli {
-    /// Applies `-S` and `-Y`, and the protocol that they leave.
+    /// Applies `-S` and `-Y`, and selects the protocol that they leave.
     pub(super) fn authentication(&self, settings: &mut Settings) -> Result<(), Failure> {
         if let Some(path) = &self.auth_file {
             settings.auth.text = Some(Credentials::new(path.into(), Form::Text));
@@ -257,7 +257,7 @@ impl Cli {
     }
 }
 
-/// Returns the one protocol that has passwords, if the other has none.
+/// Returns the protocol that has passwords, if the other one has no passwords.
 fn only_protocol(settings: &Settings) -> Option<Protocol> {
     match (&settings.auth.text, &settings.auth.sasl) {
         (Some(_), None) => Some(Protocol::Text),

@@ -245,14 +245,14 @@ pub enum Request {
     Serve(Box<Config>),
 }
 
-/// Reads the command line; `arguments` has the program's name first. Reads the file that `--config`
-/// names, too; its log format applies to the lines of this process from then on. If `file`, the path
-/// and text of that file, is given, reads nothing: the process may have left the directory in which
-/// it was started.
+/// Reads the command line; `arguments` begins with the program's name. Also reads the file that
+/// `--config` names; its log format applies to the lines of this process from then on. If `file`,
+/// the path and text of that file, is given, reads nothing, because the process may have left the
+/// directory in which it was started.
 ///
 /// # Errors
-/// [`Failure`] for a flag that is unknown or a value that cannot work, with memcached's exit status
-/// where it has one.
+/// [`Failure`] for an unknown flag or an unusable value, with memcached's exit status if memcached
+/// has one.
 pub fn read(arguments: &[std::ffi::OsString], file: Option<(&Path, &str)>) -> Result<Request, Failure> {
     let illegal = |error: clap::Error| {
         let text = error.to_string();

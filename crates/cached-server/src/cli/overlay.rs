@@ -94,8 +94,8 @@ impl Cli {
         Ok(Config { settings, file, path: None, text: None, by_flag })
     }
 
-    /// Returns the failure for a mistake that is not in a flag: a key of the file or, without a
-    /// file, a combination of flags.
+    /// Returns the failure for a mistake outside of the flags: in a key of the file or, without a
+    /// file, in a combination of flags.
     pub(super) fn blame(&self, error: ConfigError) -> Failure {
         match &self.config {
             Some(path) => error.in_file(path).into(),
@@ -186,7 +186,7 @@ impl Cli {
         Ok(())
     }
 
-    /// Flags that enable or disable something, and names.
+    /// Applies flags that enable or disable features, and names.
     fn switches(&self, settings: &mut Settings) -> Result<(), Failure> {
         if let Some(name) = &self.protocol {
             settings.protocol = match name.trim() {
@@ -328,7 +328,7 @@ impl Cli {
     }
 }
 
-/// Returns the port that `stats settings` shows: 0 for none, -1 for any free one.
+/// Returns the port that `stats settings` shows: 0 if there is no port, -1 for any free port.
 pub(super) fn shown_port(listen: &[ListenAddress]) -> i32 {
     match listen.first() {
         None => 0,
@@ -337,7 +337,7 @@ pub(super) fn shown_port(listen: &[ListenAddress]) -> i32 {
     }
 }
 
-/// Changes the port of all addresses, and keeps each host once.
+/// Changes the port of all addresses, and keeps only one address for each host.
 pub(super) fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     let mut moved: Vec<ListenAddress> = Vec::new();
     for address in listen.drain(..) {
@@ -349,7 +349,8 @@ pub(super) fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     *listen = moved;
 }
 
-/// Reads a number as `atoi` does. Letters after it are ignored, as in `atoi`, and named in the log.
+/// Reads a number as `atoi` does. Letters after the number are ignored, as in `atoi`, and reported
+/// in the log.
 pub(super) fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, Failure> {
     let Some((number, rest)) = extended::leading_number(text) else {
         return wrong(Exit::Usage, format!("{flag} {text}: must be a number"));

@@ -165,11 +165,11 @@ config_keys! {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(crate) struct SharedMemoryTable {
-    /// The minimum memory for items; `None` for an eighth of the total, if items have that much at
-    /// startup.
-    pub(crate) items_bytes_min: Option<Size>,
-    /// The minimum memory for objects; `None` for an eighth of the total, if objects have that much
+    /// The minimum memory for items; `None` means an eighth of the total, if items have that much
     /// at startup.
+    pub(crate) items_bytes_min: Option<Size>,
+    /// The minimum memory for objects; `None` means an eighth of the total, if objects have that
+    /// much at startup.
     pub(crate) objects_bytes_min: Option<Size>,
     /// The cost of a missed item, in microseconds; 0 for the cost of loading a bucket.
     pub(crate) item_miss_us: u64,
@@ -195,7 +195,7 @@ impl SharedMemoryTable {
         }
     }
 
-    /// Returns the table with the values filled in that follow from the memory of items and of
+    /// Returns the table, with the values filled in that follow from the memory of items and of
     /// `objects`.
     pub(super) fn filled_in(&self, items_bytes: usize, objects: &ObjectsTable) -> SharedMemoryTable {
         let memory = self.memory(items_bytes, objects);

@@ -23,7 +23,7 @@ config_keys! {
     pub(crate) listen: Vec<String> = made(|settings: &Settings| listeners(&settings.listen, settings.protocol));
     /// `-U`, with the addresses of `-l`.
     pub(crate) udp_listen: Vec<String> = made(|settings: &Settings| listeners(&settings.udp_listen, None));
-    /// No flag. Without this limit, replies to datagrams would be unbounded.
+    /// This key has no flag. Without a limit, replies to datagrams would be unbounded.
     udp_reply_bytes_max: Size = size(udp_reply_bytes_max), in Size::from(UDP_DATA_LEN_MAX)..=Size::from(UDP_REPLY_LEN_MAX);
     /// `-s`; in addition to TCP, not instead of it.
     unix_path: PathBuf = optional(unix_path);
@@ -55,7 +55,7 @@ config_keys! {
     connections_max: u32 = count(connections_max), in 1..=i32::MAX as u32;
     /// `-o maxconns_fast` and `no_maxconns_fast`.
     connections_excess: Excess = made(|settings: &Settings| if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait });
-    /// No flag; 0 means no limit.
+    /// This key has no flag; 0 means no limit.
     peer_connections_max: u32 = count(peer_connections_max);
     /// `-o read_buf_mem_limit`; if 0, the limit is derived from `connections_max`.
     connection_bytes_max: Size = size(inert.read_buf_mem_limit);
@@ -63,7 +63,7 @@ config_keys! {
     idle_timeout_secs: u32 = same(idle_timeout_secs), in 0..=i32::MAX as u32;
     /// `-b`.
     listen_backlog: u32 = same(backlog), in 0..=i32::MAX as u32;
-    /// No flag; the limit of a drive without `-R`.
+    /// This key has no flag. It is the limit of a drive without `-R`.
     batches_per_wake: u32 = same(batches_per_wake), in 1..=i32::MAX as u32;
     /// `-R`; 0 means no limit.
     requests_per_wake: u32 = optional(requests_per_wake), in 0..=i32::MAX as u32;
@@ -107,7 +107,7 @@ config_keys! {
 enum ListenProtocol {
     /// The first byte of a connection decides.
     Auto,
-    /// Text and meta.
+    /// Text and meta commands.
     Text,
     Binary,
 }
@@ -170,7 +170,7 @@ fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
 }
 
 const MIB: u64 = 1 << 20;
-/// As for `-m`: a larger number is probably a mistake.
+/// The maximum memory, as for `-m`: a larger number is probably a mistake.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 /// The permitted sizes of a buffer for log lines.
 const BUFFER_BYTES: RangeInclusive<Size> = Size(4 << 10)..=Size(1 << 30);

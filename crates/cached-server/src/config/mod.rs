@@ -71,7 +71,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns warnings about files of secrets that others can read.
+    /// Returns warnings about files with secrets that other users can read.
     pub fn secret_warnings(&self) -> Vec<String> {
         let listener = self.file.synapse.as_ref().map_or_else(Vec::new, SynapseTable::secret_warnings);
         let store = self.store().and_then(BackendTable::secret_file).and_then(secret_warning);
@@ -150,7 +150,7 @@ impl Config {
     /// # Errors
     /// The first error: for the file, with its path and the key; for a flag, with memcached's
     /// message and exit status. If a disk or the system fails to read a file, the status is
-    /// [`Exit::Trouble`] in both cases: another start may succeed.
+    /// [`Exit::Trouble`] in both cases, because another start may succeed.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let settings = &self.settings;
         if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
@@ -240,7 +240,7 @@ impl Config {
 
 #[cfg(not(feature = "sidecar"))]
 mod none {
-    /// The secrets of a sidecar: none in this build.
+    /// The secrets of a sidecar, which this build does not have.
     #[derive(Clone, Debug, Default)]
     pub struct SidecarSecrets;
 

@@ -40,10 +40,11 @@ config_keys! {
     pub upstream_secret_file: PathBuf = own(PathBuf::new());
     /// The region for which the sidecar signs.
     pub upstream_region: String = same(upstream_region);
-    /// The time for which the known state of an object answers reads: seconds, or `"immutable"`.
+    /// The time for which the sidecar serves reads from the known state of an object: seconds, or
+    /// `"immutable"`.
     pub fresh_secs: FreshSecs = own(FreshSecs::Secs(0));
-    /// The additional time, in seconds, for which the known state answers reads while the endpoint
-    /// is unavailable.
+    /// The additional time, in seconds, for which the sidecar serves reads from the known state
+    /// while the endpoint is unavailable.
     pub stale_if_error_secs: u64 = own(0);
     /// The time for which the absence of an object is remembered, in seconds.
     pub negative_secs: u64 = own(0);
@@ -228,7 +229,7 @@ impl S3Table {
     }
 
     /// Returns the number of file descriptors that the sidecar may need: each client connection may
-    /// need one to the endpoint.
+    /// need a connection to the endpoint.
     pub(crate) fn descriptors_max(&self) -> usize {
         let threads = self.threads * (3 + s3_sidecar::PIPE_DESCRIPTORS_MAX);
         2 * self.connections_max + self.listen.len() * (1 + self.threads) + threads + 9
@@ -250,7 +251,7 @@ impl S3Table {
         tables.saturating_add(connections).saturating_add(more).saturating_add(log)
     }
 
-    /// Checks the table, as far as that is possible without opening a socket or a file.
+    /// Checks the table as far as this is possible without opening a socket or a file.
     ///
     /// # Errors
     /// The first key with an invalid value.
@@ -300,21 +301,22 @@ impl S3Table {
     }
 }
 
-/// The time for which the known state of an object answers reads: seconds, or `"immutable"`.
+/// The time for which the sidecar serves reads from the known state of an object: seconds, or
+/// `"immutable"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "it must be a number of seconds or \"immutable\"")]
 pub enum FreshSecs {
-    /// This many seconds; 0 to ask the endpoint at each read.
+    /// This many seconds; 0 means that each read queries the endpoint.
     Secs(u64),
     /// Forever.
     Word(FreshWord),
 }
 
-/// A word in place of seconds.
+/// A word instead of a number of seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FreshWord {
-    /// Until a change passes through the sidecar or is announced to it.
+    /// The state is valid until a change passes through the sidecar or is announced to it.
     Immutable,
 }
 
@@ -327,10 +329,10 @@ pub struct BucketTable {
     /// The prefix of the keys to which the table applies; the longest matching prefix decides.
     #[serde(default)]
     pub prefix: String,
-    /// The time for which the known state answers reads.
+    /// The time for which the sidecar serves reads from the known state.
     pub fresh_secs: Option<FreshSecs>,
-    /// The additional time, in seconds, for which the known state answers reads while the endpoint
-    /// is unavailable.
+    /// The additional time, in seconds, for which the sidecar serves reads from the known state
+    /// while the endpoint is unavailable.
     pub stale_if_error_secs: Option<u64>,
     /// The time for which the absence of an object is remembered, in seconds.
     pub negative_secs: Option<u64>,

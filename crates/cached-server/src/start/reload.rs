@@ -34,7 +34,7 @@ const SERVER_LIVE_KEYS: [&str; 15] = [
     "s3.buckets",
 ];
 
-/// The `cached` program, as far as its configuration can change.
+/// The `cached` program, for changes of its configuration.
 pub struct Cached {
     arguments: Vec<OsString>,
     path: Option<PathBuf>,
@@ -193,7 +193,7 @@ mod tests {
         all
     }
 
-    /// Tests of both programs compare their shipped files with the defaults in the code, so
+    /// Both programs have tests that compare their shipped files with the defaults in the code, so
     /// settings that are equal in the files are equal in the programs.
     #[test]
     fn both_programs_have_the_same_keys_with_the_same_defaults() {

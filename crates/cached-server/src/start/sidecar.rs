@@ -32,7 +32,7 @@ impl LiveSidecar {
     /// log file, which may have been renamed.
     ///
     /// # Errors
-    /// A one-line message; nothing has changed then.
+    /// A one-line message. Nothing has changed then.
     pub(crate) fn change(&self, after: &File) -> Result<(), String> {
         let Some(table) = &after.s3 else { return Ok(()) };
         let (policy, rules) = table.policies();
@@ -47,7 +47,7 @@ impl LiveSidecar {
     }
 }
 
-/// The sidecar. It ends when this is dropped.
+/// The sidecar. Dropping this value ends it.
 #[derive(Debug)]
 pub struct RunningSidecar {
     // This is dropped before the sidecar ends.
@@ -104,7 +104,7 @@ impl RunningSidecar {
     }
 }
 
-/// Returns the addresses of the sidecar, as a list in one line.
+/// Returns the addresses of the sidecar, as a list on one line.
 fn addresses(sidecar: &Sidecar) -> String {
     let addresses: Vec<String> = sidecar.addresses().iter().map(ToString::to_string).collect();
     addresses.join(", ")

@@ -38,7 +38,7 @@ pub struct Grant {
 
 impl Grant {
     /// Returns the maximum number of bytes that the client may have outstanding: the larger of the
-    /// announced and the accepted grant, since it may follow either.
+    /// announced and the accepted grant, because the client may follow either.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.announced_bytes.max(self.accepted_bytes)
@@ -56,7 +56,7 @@ impl Grant {
         self.is_fixed
     }
 
-    /// Is ready once a fixed grant is available in full, and at once for other grants.
+    /// Is ready once a fixed grant is available in full; for other grants, immediately.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.is_fixed {
             return Poll::Ready(());
@@ -71,8 +71,8 @@ impl Grant {
         Poll::Ready(())
     }
 
-    /// Returns the grant to announce to the client if it has changed. `waker` is woken at the next
-    /// change.
+    /// Returns the grant to be announced to the client if it has changed. `waker` is woken at the
+    /// next change.
     pub fn take_change(&mut self, waker: &Waker) -> Option<u64> {
         // There is at most one unaccepted announcement.
         if self.is_unaccepted() {
@@ -126,8 +126,8 @@ impl Grant {
         Ok(())
     }
 
-    /// Records that the client knows of a grant of `bytes`. If that covers its demand, the budget
-    /// may take the grant back from now on.
+    /// Records that the client knows of a grant of `bytes`. If the grant covers the client's
+    /// demand, the budget may take it back from now on.
     fn acknowledge(&self, bytes: u64) {
         let mut state = self.budget.state.lock();
         let Some(member) = state.members.get_mut(&self.key) else { return };
@@ -138,7 +138,7 @@ impl Grant {
         self.budget.redistribute(state);
     }
 
-    /// Returns the bytes that the connection no longer needs to the budget, now that `cost_bytes`
+    /// Returns to the budget the bytes that the connection no longer needs, now that `cost_bytes`
     /// are outstanding.
     pub fn release_unused(&mut self, cost_bytes: u64) {
         if !self.is_draining {
@@ -158,7 +158,7 @@ impl Grant {
         self.budget.redistribute(state);
     }
 
-    /// Applies the budget's changes at once, for a protocol that does not announce them.
+    /// Applies the budget's changes immediately, for a protocol that does not announce them.
     /// `cost_bytes` are outstanding; `waker` is woken at the next change.
     pub fn follow(&mut self, waker: &Waker, cost_bytes: u64) {
         while let Some(bytes) = self.take_change(waker) {
@@ -168,9 +168,9 @@ impl Grant {
         self.release_unused(cost_bytes);
     }
 
-    /// Records that the server waits for the client to send or to receive `client_bytes`; so far, it
-    /// has sent and received `moved_bytes` in all. Returns whether the waiting begins with this
-    /// call: [`look`](Self::look) is then due [`LOOK_TIME`] later.
+    /// Records that the server waits for the client to send or to receive `client_bytes`. So far,
+    /// the client has sent and received `moved_bytes` in total. Returns whether the wait begins
+    /// with this call: a [`look`](Self::look) is then due [`LOOK_TIME`] later.
     pub fn begin_turn(
         &mut self,
         now: impl FnOnce() -> Timestamp,
@@ -182,11 +182,11 @@ impl Grant {
         begins
     }
 
-    /// Returns for how long the client has made too little progress, and whether to close the
-    /// connection because others need the memory that it holds for its client. That is so if
-    /// `client_bytes` are more than its share, and it is the slowest of all clients.
+    /// Returns the time for which the client has made too little progress, and whether to close the
+    /// connection because others need the memory that it holds for its client. This is the case if
+    /// `client_bytes` exceed its share, and it is the slowest of all clients.
     ///
-    /// Call it every [`LOOK_TIME`] while the server waits for the client.
+    /// This must be called every [`LOOK_TIME`] while the server waits for the client.
     pub fn look(&mut self, now: Timestamp, client_bytes: u64, moved_bytes: u64) -> (Duration, bool) {
         let turn = self.turn.as_mut();
         let waiting = turn.map_or(Duration::ZERO, |turn| turn.waiting(now, client_bytes, moved_bytes));
@@ -216,8 +216,8 @@ impl Grant {
         true
     }
 
-    /// Records that the connection takes no more requests. Its outstanding `cost_bytes` stay
-    /// reserved until the grant is dropped; the rest is available to others at once.
+    /// Records that the connection accepts no more requests. Its outstanding `cost_bytes` stay
+    /// reserved until the grant is dropped; the rest is available to others immediately.
     pub fn retire(&mut self, cost_bytes: u64) {
         let mut state = self.budget.state.lock();
         let Some(member) = state.members.remove(&self.key) else { return };
@@ -243,7 +243,7 @@ impl Grant {
         }
     }
 
-    /// Called when the client has a request that costs `bytes`.
+    /// Records that the client has a request that costs `bytes`.
     pub fn demand(&self, bytes: u64) {
         let mut state = self.budget.state.lock();
         self.budget.demand(&mut state, self.key, bytes);
@@ -264,9 +264,9 @@ impl Drop for Grant {
     }
 }
 
-/// The interval at which a server looks at a client that it waits for ([`Grant::look`]). It gives
-/// demands time to be met by connections that release memory by themselves, and limits for how long
-/// replies that a client does not receive pin memory of others.
+/// The interval at which a server examines a client for which it waits ([`Grant::look`]). It gives
+/// connections that release memory by themselves time to meet demands, and limits the time for
+/// which replies that a client does not receive pin memory of others.
 pub const LOOK_TIME: Duration = Duration::from_secs(1);
 /// A client without progress for this time is slow: others may get the memory that it holds.
 const SLOW_TIME: Duration = Duration::from_secs(2);
@@ -280,13 +280,13 @@ pub(super) struct Turn {
     begun_at: Timestamp,
     /// The bytes that the client had to send or receive at the start of the period.
     client_bytes: u64,
-    /// The bytes that it had sent and received before.
+    /// The bytes that the client had sent and received before.
     moved_bytes: u64,
 }
 
 impl Turn {
-    /// Returns for how long the client has made too little progress, with `client_bytes` still to
-    /// be sent or received. Enough progress starts a new period.
+    /// Returns the time for which the client has made too little progress, with `client_bytes`
+    /// still to be sent or received. Sufficient progress starts a new period.
     fn waiting(&mut self, now: Timestamp, client_bytes: u64, moved_bytes: u64) -> Duration {
         let moved = moved_bytes - self.moved_bytes;
         if moved > 0 && moved >= self.client_bytes.min(client_bytes) / MOVED_PART {

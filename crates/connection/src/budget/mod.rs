@@ -44,7 +44,7 @@ pub use grant::{Grant, LOOK_TIME};
 pub struct Budget {
     /// The smallest guaranteed share of a connection.
     share_bytes_min: u64,
-    /// The cost of one request of the largest kind.
+    /// The cost of one request of the maximum size.
     request_bytes: u64,
     state: Mutex<State>,
 }
@@ -52,7 +52,7 @@ pub struct Budget {
 /// The division of the bytes among the connections.
 #[derive(Clone, Copy, Default, Debug)]
 struct Division {
-    /// A connection's guaranteed share, whatever others use.
+    /// A connection's guaranteed share, whatever other connections use.
     share_bytes: u64,
     /// The maximum number of bytes that one connection may have.
     most_bytes: u64,
@@ -76,7 +76,7 @@ struct State {
     /// The rank of the last demand that was met. Later demands get higher ranks.
     met_rank: u64,
     next_key: u64,
-    /// Increases with each demand.
+    /// A number that increases with each demand.
     tick: u64,
 }
 
@@ -86,17 +86,18 @@ struct Member {
     wanted_bytes: u64,
     /// The bytes that the connection should have.
     target_bytes: u64,
-    /// The bytes that count against the budget: at least what its client may use.
+    /// The bytes that count against the budget: at least the bytes that the connection's client may
+    /// use.
     reserved_bytes: u64,
-    /// The cost of the next request, which the client asked for; 0 if there is no demand.
+    /// The cost of the next request, which the client demanded; 0 if there is no demand.
     demand_bytes: u64,
     /// The tick of the last demand.
     demanded_at: u64,
-    /// Whether the demanded bytes have been granted and the client has not accepted them yet. Until
-    /// then, nothing is taken back.
+    /// Whether the demanded bytes have been granted, but the client has not accepted them yet.
+    /// Until it does, nothing is taken back.
     is_served: bool,
-    /// How much memory beyond the share the client holds, in bytes, times for how long, in
-    /// milliseconds; 0 if the client is not slow.
+    /// The product of the memory beyond the share that the client holds, in bytes, and the time for
+    /// which it holds it, in milliseconds; 0 if the client is not slow.
     slowness: u128,
     /// Whether the connection is being closed because others need its memory.
     is_ending: bool,
@@ -178,7 +179,7 @@ impl Budget {
     }
 
     /// Returns a grant for a new connection: at least its share, and as much of `wanted_bytes` as
-    /// is available. A fixed grant may have to wait, see [`Grant::poll_ready`].
+    /// is available. A fixed grant may have to wait (see [`Grant::poll_ready`]).
     ///
     /// # Errors
     /// `Retryable` if too many connections have a fixed grant.
@@ -313,7 +314,7 @@ impl Budget {
         wakers
     }
 
-    /// Shrinks grants of other connections by `missing` bytes in all, less the bytes that are
+    /// Shrinks grants of other connections by `missing` bytes in total, minus the bytes that are
     /// already being returned.
     fn take_back(&self, state: &mut State, demanding: Option<u64>, missing: u64, wakers: &mut Vec<Waker>) {
         let (equal, share) = (self.equal_bytes(state), state.division.share_bytes);
@@ -335,8 +336,8 @@ impl Budget {
         }
     }
 
-    /// Returns how many bytes are missing to meet all demands, less those of connections that are
-    /// being closed.
+    /// Returns how many bytes are missing to meet all demands, minus the bytes of connections that
+    /// are being closed.
     fn missing_bytes(state: &State) -> u64 {
         let demanding = state.demanding.iter().filter_map(|(_, key)| state.members.get(key));
         let missing: u64 =

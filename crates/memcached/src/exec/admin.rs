@@ -302,7 +302,7 @@ impl Executor<'_> {
 }
 
 /// Executes `debugtime`: pauses the clock, resumes it, or moves it by a number of seconds; in debug
-/// builds it also injects faults. For tests, and only with `--debug-clock`.
+/// builds it also injects faults. The command is for tests, and exists only with `--debug-clock`.
 fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let shared = executor.shared;
     if !shared.settings.debug_clock || tokens.len() < 2 {
@@ -364,8 +364,8 @@ fn reached(executor: &Executor<'_>) -> Option<SocketAddr> {
     }
 }
 
-/// Returns the address of a TCP listener that is bound to a specific address, if there is one. Used
-/// for clients of the unix socket and for datagrams.
+/// Returns the address of a TCP listener that is bound to a specific address, if there is one. This
+/// is for clients of the unix socket and for datagrams.
 fn listener(executor: &Executor<'_>) -> Option<SocketAddr> {
     executor.shared.listeners.get()?.iter().find_map(|listener| match listener.endpoints {
         Endpoints::Tcp { peer, .. } if !peer.ip().is_unspecified() => Some(canonical(peer)),

@@ -29,11 +29,11 @@ pub(crate) struct Dump {
 /// The format of a dump's lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DumpKind {
-    /// `key=… exp=… la=… cas=… fetch=… cls=… size=… flags=…`
+    /// Lines of the form `key=… exp=… la=… cas=… fetch=… cls=… size=… flags=…`.
     Attributes,
-    /// `mg …`: requests that can be sent to a server unchanged.
+    /// Lines of the form `mg …`, which can be sent to a server unchanged.
     Requests,
-    /// `ITEM key [bytes b; exp s]`, for the items of one size class.
+    /// Lines of the form `ITEM key [bytes b; exp s]`, for the items of one size class.
     Class {
         class: u32,
         /// The number of items still to be listed.

@@ -74,8 +74,8 @@ fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_
     count_gets(executor, keys, keys.len() as u64 - misses);
 }
 
-/// Like `read_batch`, while requests are observed: the attributes of an item are looked up after
-/// its hash bucket has been unlocked.
+/// As `read_batch`, while requests are observed: the attributes of an item are looked up after its
+/// hash bucket has been unlocked.
 #[cold]
 fn read_one_by_one<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
     let mut hits = 0;
@@ -217,8 +217,8 @@ fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, w
     }
 }
 
-/// Like `encode`, for an item with flags. Out of line, so that items without flags cost only one
-/// check.
+/// As `encode`, for an item with flags. The function is not inlined, so that items without flags
+/// cost only one check.
 #[inline(never)]
 fn encode_flagged<const LAST: bool>(
     out: &mut Output,
@@ -230,7 +230,7 @@ fn encode_flagged<const LAST: bool>(
     encode_value::<LAST>(&mut out.bytes, key, flags, value, cas);
 }
 
-/// Like `encode`, for a value that is sent from the arena, or is not contiguous.
+/// As `encode`, for a value that is sent from the arena, or is not contiguous.
 #[cold]
 fn encode_large<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, cas: Option<u64>) {
     encode_value_head(&mut out.bytes, key, item.client_flags(), item.value_bytes(), cas);

@@ -8,9 +8,8 @@ use cached_proto::meta::{
 };
 use cached_proto::reply;
 
-/// The expiries requested by `T` and `N`. Flags apply in the order in which they were written: to
-/// an item that is present (`T` only), or to one that the command has just created without an
-/// expiry.
+/// The expiries that `T` and `N` request. Flags apply in the order in which they were written: to
+/// an item that exists (`T` only), or to one that the command has just created without an expiry.
 #[derive(Clone, Copy)]
 pub(super) struct Expiries {
     /// `T`.
@@ -44,7 +43,7 @@ impl Expiries {
     }
 }
 
-/// Returns the seconds left as memcached shows them: for an expiry in the past, the wrapped
+/// Returns the remaining seconds as memcached shows them: for an expiry in the past, the wrapped
 /// difference.
 pub(super) fn ttl_left(expiry: Expiry, now: u32) -> Option<u32> {
     (expiry != Expiry::NEVER).then(|| expiry.as_secs().wrapping_sub(now))

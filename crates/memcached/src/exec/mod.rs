@@ -42,7 +42,7 @@ use get::count_touch;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-/// Everything that is needed to execute the requests of one connection.
+/// The state that is necessary to execute the requests of one connection.
 pub(crate) struct Executor<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
@@ -117,7 +117,8 @@ pub(crate) fn text(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     text_other(executor, request)
 }
 
-/// Executes a request other than a retrieval; out of line, to keep the path of retrievals short.
+/// Executes a request other than a retrieval. The function is not inlined, so that the path of
+/// retrievals stays short.
 #[inline(never)]
 fn text_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     executor.counters.heartbeat.set_activity(Activity::of(request));

@@ -94,7 +94,7 @@ impl Executor<'_> {
         if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
     }
 
-    /// Frees memory that is reserved for a client that does not send the value it announced.
+    /// Frees memory that is reserved for a client that does not send the announced value.
     #[cold]
     fn close_stalled(&self) {
         self.shared.connections.close_stalled(self.shared.clock.now_secs());

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The index of the worker for the next connection, shared by all listeners.
 pub(crate) type RoundRobin = Rc<Cell<usize>>;
 
-/// Accepts from one listener until it is dropped.
+/// Accepts connections from one listener until the listener is dropped.
 pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker: RoundRobin) {
     let counts = shared.listener_counts(listener.socket.as_raw_fd());
     let origin = Origin { address: listener.address, protocol: listener.protocol, tls: listener.tls, counts };
@@ -69,8 +69,7 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker:
     }
 }
 
-/// Pauses accepting for [`PAUSE`], and then for as long as `must_wait` returns true. Counts the
-/// pause.
+/// Pauses accepting for [`PAUSE`], and then as long as `must_wait` returns true. Counts the pause.
 async fn pause(shared: &Shared, reason: &str, must_wait: impl Fn() -> bool) {
     let start = Instant::now();
     if shared.accepting.swap(false, Ordering::Relaxed) {

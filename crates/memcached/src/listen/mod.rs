@@ -39,7 +39,7 @@ pub(crate) struct Listener {
     pub(crate) address: ListenerAddress,
     /// The protocol of the listener's clients; `None` if the first byte of a connection decides.
     pub(crate) protocol: Option<Protocol>,
-    /// With TLS: which certificates clients must present.
+    /// The certificates that clients must present, if the listener uses TLS.
     pub(crate) tls: Option<ClientCertificates>,
 }
 
@@ -106,8 +106,8 @@ pub(crate) struct Handed {
 }
 
 impl Handed {
-    /// Removes and returns the sockets of a kind that have this name. Names are compared like paths,
-    /// because the configuration may now spell the path of the unix socket in another way.
+    /// Removes and returns the sockets of a kind that have this name. Names are compared like
+    /// paths, because the configuration may spell the path of the unix socket differently now.
     pub(crate) fn take(&mut self, kind: SocketKind, name: &str) -> Vec<OwnedFd> {
         let name = Path::new(name);
         let taken = self.sockets.extract_if(.., |own| own.kind == kind && Path::new(&own.name) == name);
@@ -138,10 +138,10 @@ fn configured(address: &ListenAddress) -> String {
 
 impl Listeners {
     /// Opens the sockets that the settings name, or uses the `inherited` ones instead if there are
-    /// any. A socket that the settings name is taken from `handed` if it is there.
+    /// any. A socket that the settings name is taken from `handed` if `handed` contains it.
     ///
     /// # Errors
-    /// For the first address that fails.
+    /// The failure of the first address that cannot be opened.
     pub(crate) fn open(
         settings: &Settings,
         inherited: Vec<OwnedFd>,

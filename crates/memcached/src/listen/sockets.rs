@@ -120,11 +120,11 @@ pub(super) fn adopt_udp(descriptor: OwnedFd) -> io::Result<UdpSocket> {
     }
 }
 
-/// Opens a listening socket with permissions `mask`. A socket left behind at this path is replaced;
-/// any other file is not.
+/// Opens a listening socket with permissions `mask`. A socket file left behind at this path is
+/// replaced; any other file is not.
 ///
 /// # Errors
-/// If another file is there, or the system refuses.
+/// If the path leads to another file, or the system refuses.
 pub(super) fn bind_unix(
     path: &Path,
     mask: u32,

@@ -44,8 +44,8 @@ impl Auth {
         self.text.is_some() || self.sasl.is_some()
     }
 
-    /// Reads the files. No password is accepted before. Must be called while the process still has
-    /// permission to read the files.
+    /// Reads the files. No password is accepted before. This must be called while the process still
+    /// has permission to read the files.
     ///
     /// # Errors
     /// The key of a file, the mistake in the file, and the remedy.
@@ -58,7 +58,7 @@ impl Auth {
     /// Reads the files unless they have been read.
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub(crate) fn load_missing(&self) -> Result<(), ConfigError> {
         if self.given().all(|(one, _)| one.is_loaded()) { Ok(()) } else { self.load() }
     }
@@ -67,7 +67,7 @@ impl Auth {
     /// force](Self::put_in_force).
     ///
     /// # Errors
-    /// As for [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     pub fn read_again(&self) -> Result<PasswordsRead, ConfigError> {
         let read =
             |(one, key): (&Credentials, &str)| one.read().map_err(|error| ConfigError::of_file(key, error));
@@ -87,7 +87,7 @@ impl Auth {
         all.into_iter().filter_map(|(one, key)| one.as_ref().map(|one| (one, key)))
     }
 
-    /// Returns warnings about files that others can read.
+    /// Returns warnings about files that other users can read.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.given().filter_map(|(one, _)| secret_warning(one.path())).collect()
@@ -100,7 +100,7 @@ impl Auth {
 
 /// The maximum size of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// The maximum length of a line, in bytes: memcached truncates longer ones.
+/// The maximum length of a line, in bytes. memcached truncates longer lines.
 const LINE_BYTES_MAX: usize = 255;
 /// The maximum number of users, limited because each attempt is compared with every user.
 const USERS_MAX: usize = 1024;
@@ -123,12 +123,12 @@ pub struct Credentials {
 struct Inner {
     path: PathBuf,
     form: Form,
-    /// Empty until the file is read: no password is accepted.
+    /// The digests of the passwords; empty until the file is read, so that no password is accepted.
     digests: RwLock<Vec<[u8; 32]>>,
 }
 
 impl Credentials {
-    /// Returns the credentials of a file, which is not read yet.
+    /// Returns the credentials of a file, without reading the file.
     #[must_use]
     pub fn new(path: PathBuf, form: Form) -> Credentials {
         // A daemon changes its directory, and reads the file again later.

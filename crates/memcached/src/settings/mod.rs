@@ -35,16 +35,16 @@ with_defaults! {
         /// The TCP addresses to listen on; empty with `unix_path`, or if TCP is off.
         pub listen: Vec<ListenAddress> =
             vec![ListenAddress { host: Some("127.0.0.1".into()), port: 11211, protocol: None, tls: ListenTls::AsSet }],
-        /// The addresses at which datagrams are received; each has its own port, 0 for any free
-        /// one.
+        /// The addresses at which datagrams are received. Each has its own port; 0 means any free
+        /// port.
         pub udp_listen: Vec<ListenAddress> = Vec::new(),
-        /// The UDP port as configured: 0 for off, -1 for any free one.
+        /// The UDP port as configured: 0 means off, -1 any free port.
         pub udp_port: i32 = 0,
         /// The maximum length of a reply to a datagram; larger values must be requested over TCP.
         pub udp_reply_bytes_max: usize = 2 << 20,
         /// The value of `-l`, for `stats settings`.
         pub interface: Option<String> = Some("127.0.0.1".into()),
-        /// The TCP port as configured: 0 for off, -1 for any free one.
+        /// The TCP port as configured: 0 means off, -1 any free port.
         pub port: i32 = 11211,
         /// The protocol of clients; `None` if the first byte decides. A listener may have its own
         /// protocol.
@@ -106,7 +106,7 @@ with_defaults! {
         /// The maximum number of batches (one read, or one full output buffer) of a connection
         /// before others are served.
         pub batches_per_wake: u32 = 20,
-        /// The maximum number of requests of a connection before others are served; `None` for as
+        /// The maximum number of requests of a connection before others are served; `None` means as
         /// many as the batches contain.
         pub requests_per_wake: Option<u32> = None,
         /// The number of ready connections from which on a worker serves them as a bundle, through
@@ -154,7 +154,7 @@ with_defaults! {
 pub struct ListenAddress {
     /// A host name or address; `None` for every interface.
     pub host: Option<String>,
-    /// The port; 0 for any free one.
+    /// The port; 0 means any free port.
     pub port: u16,
     /// The protocol of the listener's clients; `None` if the first byte decides.
     pub protocol: Option<Protocol>,
@@ -165,8 +165,8 @@ pub struct ListenAddress {
 /// Whether the clients of a listener use TLS.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum ListenTls {
-    /// Clients use TLS if it is configured, with the client certificates that the TLS settings
-    /// require.
+    /// Clients use TLS if it is configured, and must present the client certificates that the TLS
+    /// settings require.
     #[default]
     AsSet,
     /// Clients do not use TLS (`notls:`).
@@ -222,8 +222,8 @@ with_defaults! {
 }
 
 impl Settings {
-    /// Reads the certificates that the settings name; `None` without TLS. Must be called while the
-    /// process still has permission to read the files.
+    /// Reads the certificates that the settings name; `None` without TLS. This must be called while
+    /// the process still has permission to read the files.
     ///
     /// # Errors
     /// [`ConfigError`] if the certificates cannot be used.
@@ -283,7 +283,7 @@ impl Settings {
 /// The address in the reply to `config get cluster`, if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Discovery {
-    /// No address: the command is unknown, as in memcached.
+    /// There is no address: the command is unknown, as in memcached.
     #[default]
     Off,
     /// The address to which the client is connected.
@@ -297,7 +297,7 @@ pub enum Discovery {
     },
 }
 
-/// The maximum length of a host, which is that of a DNS name.
+/// The maximum length of a host name, which is that of DNS names.
 const HOST_BYTES_MAX: usize = 253;
 
 impl FromStr for Discovery {

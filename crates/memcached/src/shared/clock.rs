@@ -34,7 +34,7 @@ impl ServerClock {
         ServerClock::starting_at(FIRST_SECOND)
     }
 
-    /// Returns a clock that starts now, at `secs`, and thus continues the clock of an earlier
+    /// Returns a clock that starts now, at `secs`, and thereby continues the clock of an earlier
     /// process.
     pub(crate) fn starting_at(secs: u32) -> ServerClock {
         let ticks = Arc::new(TickClock::starting_at(secs));
@@ -50,7 +50,7 @@ impl ServerClock {
         }
     }
 
-    /// Returns a clock that continues the one of another process, which stood `nanos` into the
+    /// Returns a clock that continues the clock of another process, which was `nanos` into the
     /// second `secs` when the system's [monotonic clock](monotonic_nanos) showed `then_nanos`.
     pub(crate) fn continuing(secs: u32, nanos: u32, then_nanos: u64) -> ServerClock {
         let since = Duration::from_nanos(monotonic_nanos().saturating_sub(then_nanos));
@@ -78,7 +78,7 @@ impl ServerClock {
         self.ticks.clone()
     }
 
-    /// Advances the counter to the current time. Called once a second.
+    /// Advances the counter to the current time. This is called once a second.
     pub(crate) fn tick(&self) {
         if self.paused.load(Ordering::Relaxed) {
             return;
@@ -89,8 +89,8 @@ impl ServerClock {
         self.ticks.set(self.first_secs.saturating_add(secs).max(self.now_secs()));
     }
 
-    /// Advances the counter by `secs` immediately, even while it is stopped. For tests. The counter
-    /// never moves back.
+    /// Advances the counter by `secs` immediately, even while it is stopped. This is for tests. The
+    /// counter never moves back.
     pub(crate) fn shift(&self, secs: i32) {
         self.shift_secs.fetch_add(secs.into(), Ordering::Relaxed);
         if self.paused.load(Ordering::Relaxed) {
@@ -137,8 +137,7 @@ impl ServerClock {
         }
     }
 
-    /// Returns the expiry for `exptime` in the binary protocol, in which there are no negative
-    /// values.
+    /// Returns the expiry for `exptime` in the binary protocol, which has no negative values.
     #[inline]
     pub(crate) fn expiry_unsigned(&self, exptime: u32) -> Expiry {
         if exptime == 0 {

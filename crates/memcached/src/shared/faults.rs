@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct InjectedFaults {
     /// Whether the acceptor's thread must panic.
     acceptor_panics: AtomicBool,
-    /// A worker loops as long as this is set.
+    /// Whether a worker is stalled: it loops as long as this is set.
     stalled: AtomicBool,
 }
 
 impl InjectedFaults {
     /// Injects the fault called `word` on the worker that received the request. Returns false if
-    /// there is no such fault, or this build has no faults.
+    /// the fault does not exist, or this build has no faults.
     ///
     /// # Panics
     /// If the fault is a panic.
@@ -37,7 +37,7 @@ impl InjectedFaults {
         true
     }
 
-    /// Panics if that was requested. Called on the acceptor's thread, once a second.
+    /// Panics if this was requested. It is called on the acceptor's thread, once a second.
     ///
     /// # Panics
     /// If that was requested.
@@ -46,7 +46,7 @@ impl InjectedFaults {
     }
 }
 
-/// Kills or stalls the process at this step of a takeover, if the environment requests that:
+/// Kills or stalls the process at this step of a takeover, if the environment requests it:
 /// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second. Does nothing
 /// in builds without faults.
 pub(crate) fn at_step(step: &str) {

@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     /// The kinds of events that watchers or `stats detail` observe. Requests read only this word.
     pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
-    /// The request to stop the server, without the delay of `drain`. For one waiter.
+    /// The request to stop the server, without the delay of `drain`. Only one task may wait for it.
     pub(crate) stop: Notify,
     /// The first reason why the server cannot continue, kept until the server has ended.
     pub(crate) defect: OnceLock<String>,
@@ -66,7 +66,7 @@ pub(crate) struct Shared {
     /// The heartbeat of the acceptor, which changes once a second.
     pub(crate) acceptor_heartbeat: Heartbeat,
     /// The number of seconds for which each worker, and after them the acceptor, has made no
-    /// progress. Written by the watchdog.
+    /// progress. The watchdog writes the numbers.
     pub(crate) stalled_secs: Box<[AtomicU32]>,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
@@ -143,7 +143,8 @@ impl Shared {
     /// not continue without that part.
     pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
-        // The first defect is the cause of the later ones.
+        // Records why a part of the server cannot work, and requests the stop: the server does not
+        // continue without that part.
         let _ = self.defect.set(text);
         self.stop.notify_one();
     }
@@ -214,7 +215,7 @@ impl Shared {
         &self.counters[worker]
     }
 
-    /// Requests that each worker measure its next loop iteration. Called once a second.
+    /// Requests that each worker measure its next loop iteration. This is called once a second.
     pub(crate) fn request_timings(&self) {
         self.counters.iter().for_each(|worker| worker.next_timed.request());
     }
@@ -240,7 +241,7 @@ impl Shared {
     /// memory.
     ///
     /// # Errors
-    /// [`PrefixError`]; nothing is removed then.
+    /// [`PrefixError`]. Then nothing is removed.
     pub(crate) fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
         self.kv.flush_prefix(prefix)?;
         if let Some(sweeper) = self.sweeper.get() {
@@ -384,7 +385,7 @@ pub struct Upgrader {
 #[derive(Debug, Default)]
 struct State {
     requested: Notify,
-    /// The ID of the process that serves instead of this one; 0 for none.
+    /// The ID of the process that serves instead of this one; 0 if there is none.
     successor: AtomicU32,
 }
 
@@ -410,7 +411,7 @@ impl Upgrader {
         self.state.successor.store(pid, Ordering::Release);
     }
 
-    /// Waits for a request. For one waiter.
+    /// Waits for a request. Only one task may wait.
     pub(crate) async fn requested(&self) {
         self.state.requested.notified().await;
     }

@@ -131,15 +131,15 @@ fn log_result(restart: &Restart, path: &Path) {
     }
 }
 
-/// The time requested from a service manager while the file is being opened, during which it may be
-/// allocated and cleared.
+/// The time requested from a service manager while the file is being opened, which may include
+/// allocating and clearing it.
 const OPENING_TIME: Duration = Duration::from_secs(600);
 
 /// The time requested each time the takeover of a memory file has made progress.
 const TAKING_OVER_TIME: Duration = Duration::from_secs(60);
 
 /// Shows the progress of taking over a memory file on the admin listener and to the service
-/// manager. The metrics stay until this is dropped.
+/// manager. The metrics stay until this value is dropped.
 #[derive(Debug)]
 pub struct MemoryFileStart {
     admin: Option<(Health, Registry)>,
@@ -156,8 +156,8 @@ impl MemoryFileStart {
         MemoryFileStart { admin, metrics: OnceLock::new(), place: AtomicU32::new(u32::MAX) }
     }
 
-    /// Shows the progress. A service manager is asked for more time if there is progress since the
-    /// last call.
+    /// Shows the progress. If there is progress since the last call, requests more time from the
+    /// service manager.
     pub fn show(&self, now: &TakingOver) {
         if let Some((health, registry)) = &self.admin {
             let none = std::iter::empty::<(&str, &str)>;

@@ -89,7 +89,7 @@ pub enum ServeError {
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
     /// A thread has panicked, or cannot continue its work. The server has ended, because it does
-    /// not continue without the thread.
+    /// not continue without this thread.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.
@@ -100,8 +100,8 @@ pub enum ServeError {
     TakeOver(#[from] TakeOverError),
 }
 
-/// Changes the settings of a running server. Does not keep the server alive: the server's cache and
-/// store can be closed while this still exists.
+/// A handle that changes the settings of a running server. It does not keep the server alive: the
+/// server's cache and store can be closed while the handle exists.
 #[derive(Clone, Debug)]
 pub struct LiveServer {
     shared: Weak<Shared>,
@@ -142,12 +142,12 @@ impl LiveServer {
         shared.logging.configure(settings.log);
     }
 
-    /// Reloads the files of passwords and certificates, then runs `others`, and puts the loaded
-    /// content in force if `others` succeeds. Returns the value of `others`, and the keys of the
-    /// files whose new content is in force.
+    /// Reloads the files of passwords and certificates, and runs `others`. If `others` succeeds,
+    /// puts the loaded content in force. Returns the value of `others`, and the keys of the files
+    /// whose new content is in force.
     ///
     /// # Errors
-    /// The mistake in the files, or the error of `others`; then all earlier files stay in force.
+    /// The mistake in the files, or the error of `others`. All earlier files then stay in force.
     pub fn refresh_files(
         &self,
         others: impl FnOnce() -> Result<Vec<String>, String>,

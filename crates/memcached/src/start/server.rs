@@ -40,7 +40,7 @@ use tokio::task::{JoinHandle, LocalSet};
 /// The time that workers may take to end in addition to the time that clients have.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// The minimum speed at which the shutdown writes a memory file: that of a slow disk.
+/// The minimum speed at which the shutdown writes a memory file, which is that of a slow disk.
 const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
 /// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run)
@@ -53,7 +53,7 @@ pub struct Server {
     pub(crate) taking: Option<Taking>,
     /// The number of connections taken over.
     pub(crate) taken: u32,
-    /// The parameters with which this process can hand over to another, if that is allowed.
+    /// The parameters with which this process can hand over to another one, if this is allowed.
     upgradable: Option<Upgradable>,
 }
 
@@ -64,7 +64,7 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    /// Requests that the server answer the requests it has received, and end.
+    /// Requests that the server respond to the requests it has received, and shut down.
     pub fn stop(&self) {
         self.shared.stop.notify_one();
     }
@@ -82,8 +82,8 @@ impl Server {
 
     /// Creates the store and opens the sockets, given sockets that are already open and
     /// certificates that [`Settings::load_tls`] has read. If there are such sockets, the addresses
-    /// in the settings are ignored. Calls `on_taking_over` while a memory file is being taken over,
-    /// when the sockets are already open.
+    /// in the settings are ignored. While a memory file is being taken over, which is after the
+    /// sockets have been opened, calls `on_taking_over`.
     ///
     /// # Errors
     /// [`StartError`] if the store cannot be created or a socket cannot be opened.
@@ -165,7 +165,8 @@ impl Server {
     }
 
     /// Returns the maximum time that the shutdown takes after the threads have ended: for the
-    /// checksums of a memory file, and for writing the file to disk. Zero without a memory file.
+    /// checksums of a memory file, and for writing the file to disk. Returns zero without a memory
+    /// file.
     pub fn memory_file_end(&self) -> Duration {
         let settings = &self.shared.settings;
         let bytes = settings.memory_file.as_ref().map_or(0, |_| settings.memory_bytes);
@@ -223,7 +224,7 @@ impl Server {
         self.run_until(pin!(end), Box::new(serving))
     }
 
-    /// Not generic, so that it is compiled only in this crate.
+    /// The function is not generic, so that it is compiled only in this crate.
     fn run_until(
         self,
         end: Pin<&mut dyn Future<Output = ()>>,
@@ -311,17 +312,17 @@ impl Server {
         }
     }
 
-    /// Like [`run_with`](Self::run_with), without a callback.
+    /// Runs as [`run_with`](Self::run_with) does, without a callback.
     ///
     /// # Errors
-    /// As for [`run_with`](Self::run_with).
+    /// The errors of [`run_with`](Self::run_with).
     pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.run_with(end, || {})
     }
 }
 
-/// Serves until the end is requested, or another process has taken over. Returns whether another
-/// process has taken over.
+/// Serves until the shutdown is requested, or another process has taken over. Returns whether
+/// another process has taken over.
 fn serve(
     shared: &Arc<Shared>,
     runtime: &Runtime,
@@ -450,7 +451,7 @@ fn run_worker(index: usize, worker: Worker, shared: &Shared) {
     }
 }
 
-/// Waits for a bounded time until all workers have ended. Returns those that have not.
+/// Waits for a bounded time until all workers have ended. Returns the workers that have not.
 fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
     let end = Instant::now() + shared.live.drain_timeout.get() + END_MARGIN;
     let mut running: Vec<usize> = (0..shared.settings.threads).collect();
@@ -467,8 +468,8 @@ fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize
 
 /// Advances the clock once a second, closes idle connections, and runs the store's maintenance.
 async fn tick(shared: Arc<Shared>) {
-    /// The number of maintenance steps per second, bounded so that they never delay the acceptor
-    /// for long.
+    /// The number of maintenance steps per second. It is limited, so that the steps never delay the
+    /// acceptor for long.
     const UPKEEP_STEPS: usize = 16;
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     for second in 1.. {
@@ -497,8 +498,8 @@ async fn tick(shared: Arc<Shared>) {
 mod tests {
     use super::*;
 
-    /// The last owner of the store completes its memory file: a thread that the shutdown does not
-    /// wait for would do so while the process ends, or not at all.
+    /// The last owner of the store completes its memory file. A thread that the shutdown does not
+    /// wait for would do so while the process exits, or not at all.
     #[test]
     fn no_thread_has_the_store_after_the_end() {
         for _ in 0..50 {

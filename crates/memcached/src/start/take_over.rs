@@ -17,7 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// A server that is prepared to take over from a running process, which serves until then. The
-/// running process continues if this, or the server created from it, is dropped before it serves.
+/// running process continues if this value, or the server created from it, is dropped before it
+/// serves.
 #[derive(Debug)]
 pub struct PreparedServer {
     settings: Settings,
@@ -28,10 +29,10 @@ pub struct PreparedServer {
 }
 
 impl PreparedServer {
-    /// Takes over those sockets of a running process that the settings name, and opens the others.
+    /// Takes over the sockets of a running process that the settings name, and opens the others.
     ///
     /// # Errors
-    /// [`StartError`]: the running process continues.
+    /// [`StartError`]. The running process continues.
     pub fn new(
         settings: Settings,
         logging: Logging,
@@ -52,20 +53,20 @@ impl PreparedServer {
         Ok(PreparedServer { settings, logging, tls, listeners, taking })
     }
 
-    /// Waits until the running process has no object store open. This process can then open its
-    /// own, but must not serve objects before the server serves.
+    /// Waits until the running process has no object store open. This process can then open its own
+    /// store, but must not serve objects before the server serves.
     ///
     /// # Errors
-    /// [`StartError`]: the running process continues.
+    /// [`StartError`]. The running process continues.
     pub fn wait_for_store(&self) -> Result<(), StartError> {
         Ok(self.taking.wait_for_store()?)
     }
 
     /// Takes over the memory file and the connections of the running process, which has stopped
-    /// when this returns. The object store must be open by then, if there is one.
+    /// when this returns. The object store, if there is one, must be open by then.
     ///
     /// # Errors
-    /// [`StartError`]: the running process continues.
+    /// [`StartError`]. The running process continues.
     pub fn take_over(self, on_taking_over: &OnTakingOver<'_>) -> Result<Server, StartError> {
         let PreparedServer { settings, logging, tls, listeners, taking } = self;
         let Taken { state, file, connections } = taking.take(settings.memory_file.as_deref())?;

@@ -227,7 +227,7 @@ pub(super) fn write_settings(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("client_flags_size", 4);
 }
 
-/// Returns a path as text, or `none` if there is none.
+/// Returns a path as text, or `none` if there is no path.
 fn shown(path: Option<&Path>, none: &str) -> String {
     path.map_or_else(|| none.to_owned(), |path| path.display().to_string())
 }

@@ -87,7 +87,7 @@ pub(super) fn write_hot(shared: &Shared, sink: &mut Sink<'_>) {
 }
 
 /// Returns a key or prefix as a single ASCII word, or as its own text. No two names look the same,
-/// because backslashes are doubled. If the bytes are not printable text, `hex` holds them in
+/// because backslashes are doubled. If the bytes are not printable text, `hex` contains them in
 /// hexadecimal.
 fn name<'a>(text: &'a str, hex: Option<&str>) -> Cow<'a, str> {
     let Some(hex) = hex else {
@@ -157,7 +157,7 @@ pub(super) fn write_slow(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// The number of items that a report of the shape examines, which takes some milliseconds.
+/// The number of items that a report about the shape examines, which takes some milliseconds.
 const ITEMS_LOOKED_AT: u64 = 20_000;
 
 /// Predicted miss ratios, and the shape of the items: the document `/mrc.json`.

@@ -129,7 +129,7 @@ impl MetaFlags {
     }
 
     /// Returns the value of `T`: the new expiry as the client sent it. A negative value expires the
-    /// item at once.
+    /// item immediately.
     #[inline]
     pub fn ttl(&self) -> Option<i32> {
         self.has(Flag::Ttl).then_some(self.ttl)
@@ -166,13 +166,13 @@ impl MetaFlags {
         self.client_flags
     }
 
-    /// Returns the value of `D`: the delta of `ma`, 1 if not given.
+    /// Returns the value of `D`: the delta of `ma`, or 1 by default.
     #[inline]
     pub fn delta(&self) -> u64 {
         self.delta
     }
 
-    /// Returns the value of `J`: the number that `ma … N` creates, 0 if not given.
+    /// Returns the value of `J`: the number that `ma … N` creates, or 0 by default.
     #[inline]
     pub fn initial(&self) -> u64 {
         self.initial
@@ -373,7 +373,7 @@ impl fmt::Debug for ReturnFlags {
 /// An opaque with its `O`, at most 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Opaque {
-    /// Above 32 if the opaque was too long to keep.
+    /// The length; above 32 if the opaque was too long to keep.
     len: u8,
     bytes: [u8; OPAQUE_LEN_MAX + 1],
 }

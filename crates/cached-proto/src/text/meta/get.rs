@@ -36,7 +36,7 @@ pub struct MetaItem<'a> {
     pub client_flags: u32,
     /// The CAS value.
     pub cas: u64,
-    /// Seconds left to live; `None` if it never expires, shown as -1. See
+    /// The remaining seconds to live; `None` if the item never expires, which is shown as -1. See
     /// [`MetaFlags::shows_ttl_before_update`].
     pub ttl: Option<u32>,
     /// Seconds between the previous access and this one.
@@ -125,7 +125,7 @@ pub struct DebugItem<'a> {
     pub key: &'a [u8],
     /// Whether the item was stored by `ms … b`.
     pub key_is_binary: bool,
-    /// Seconds left to live, or `None`.
+    /// The remaining seconds to live; `None` if the item never expires.
     pub ttl: Option<u32>,
     /// Seconds since the last access.
     pub last_access: u32,
@@ -133,7 +133,7 @@ pub struct DebugItem<'a> {
     pub cas: u64,
     /// Whether the item was fetched.
     pub fetched: bool,
-    /// Its size class.
+    /// The item's size class.
     pub class: u32,
     /// The number of bytes that the item occupies in all.
     pub size: usize,

@@ -25,7 +25,7 @@ use flags::FlagError;
 /// The two letters at the start of a reply without a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// `HD`: done, or found without its value.
+    /// `HD`: the command was executed, or the item was found and its value not requested.
     Done,
     /// `EN`: a miss of `mg`.
     Miss,
@@ -84,13 +84,13 @@ pub(crate) fn decode<'a>(letter: u8, input: &'a [u8], text: &'a [u8], line_len: 
 // that is too long, too many words, a repeated flag or an unknown letter. A malformed number is
 // reported after all flags were read, and the last such error is the one reported.
 
-/// A meta command's line, read in one pass.
+/// The line of a meta command, read in one pass.
 struct Line<'a> {
     /// The key as it was sent, of any length.
     key: &'a [u8],
     /// The word between key and flags, for commands that have one (the length in `ms`).
     argument: &'a [u8],
-    /// The first flag as it was sent; empty if there is none.
+    /// The first flag as it was sent; empty if there are no flags.
     first_flag: &'a [u8],
     /// The number of words of the line, at most 23.
     words: usize,
@@ -114,8 +114,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Reads a line; `None` if key or argument are missing, or if a flag starts with neither a
-    /// letter nor a digit.
+    /// Reads a line; returns `None` if the key or the argument is missing, or if a flag starts with
+    /// neither a letter nor a digit.
     #[inline]
     fn read(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
         let (start, mut at) = scan::next_word(text, 2)?;
@@ -267,7 +267,7 @@ fn encode_flag(out: &mut Vec<u8>, key: &[u8], binary: bool) {
     }
 }
 
-/// Decodes `text`; the result is empty if it is not base64.
+/// Decodes `text`; the result is empty if the text is not base64.
 fn decode_base64<'b>(text: &[u8], buffer: &'b mut KeyBuffer) -> &'b [u8] {
     let digits = text.iter().filter(|byte| base64_value(**byte).is_some()).count();
     if digits == 0 || digits % 4 != 0 {

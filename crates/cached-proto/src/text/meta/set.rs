@@ -9,11 +9,11 @@ use crate::{number, reply};
 /// The way of storing a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetMode {
-    /// Unconditionally (`S`, and the default).
+    /// Stores unconditionally (`S`, and the default).
     Set,
-    /// Only if there is no item (`E`).
+    /// Stores only if the item does not exist (`E`).
     Add,
-    /// Only if there is an item (`R`).
+    /// Stores only if the item exists (`R`).
     Replace,
     /// Appends to the value of the item (`A`); with `N`, creates a missing item.
     Append,
@@ -128,7 +128,8 @@ impl SetHeader<'_> {
 pub struct Arithmetic<'a> {
     /// The key.
     pub key: MetaKey<'a>,
-    /// Decrement (`MD`, `M-`), stopping at 0; otherwise increment (`MI`, `M+`), wrapping at 2^64.
+    /// Whether to decrement (`MD`, `M-`), stopping at 0; otherwise increments (`MI`, `M+`),
+    /// wrapping at 2^64.
     pub decrement: bool,
     /// The flags.
     pub flags: MetaFlags,

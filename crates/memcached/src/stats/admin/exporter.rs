@@ -24,7 +24,7 @@ use Show::{Counter, Flag, Gauge};
 /// type, and its help text.
 type Line = (&'static str, &'static str, Show, &'static str);
 
-/// Defines a list with one line per row, however long.
+/// Defines a list with one line per row, whatever its length.
 macro_rules! lines {
     ($list:ident: $($key:literal => $metric:literal, $show:ident, $help:literal;)*) => {
         const $list: &[Line] = &[$(($key, $metric, $show, $help)),*];
@@ -188,7 +188,7 @@ fn commands(
     put("set", "hit", number(numbers, "cmd_set").map(|sets| sets - cas));
 }
 
-/// Writes those numbers that the report contains.
+/// Writes the numbers that the report contains.
 fn lines(into: &mut Families, numbers: &[Pair], lines: &[Line], labels: &[Label]) {
     for (key, name, show, help) in lines {
         let value = match show {
@@ -210,7 +210,7 @@ fn number(numbers: &[Pair], key: &str) -> Option<f64> {
     word(numbers, key)?.parse().ok()
 }
 
-/// Returns the numbers of each size class, and those that belong to no class.
+/// Returns the numbers of each size class, and the numbers that belong to no class.
 fn by_class(pairs: Vec<Pair>) -> (Vec<(u32, Vec<Pair>)>, Vec<Pair>) {
     let (mut classes, mut others) = (Vec::<(u32, Vec<Pair>)>::new(), Vec::new());
     for (name, value) in pairs {

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// After this many seconds without progress of a thread, the process should be restarted.
+/// The number of seconds without progress of a thread after which the process should be restarted.
 const STALLED_SECS_MAX: u32 = 30;
 
 /// A server as the admin listener sees it.
@@ -87,8 +87,8 @@ struct Body {
     prefix: String,
 }
 
-/// Adds the route. It works despite `-F`, which applies to clients, whereas this route requires the
-/// listener's token.
+/// Adds the route. It works even with `-F`, which applies to clients, whereas this route requires
+/// the listener's token.
 fn add_flush_route(admin: &AdminServer, shared: &Arc<Shared>) {
     let shared = Arc::downgrade(shared);
     admin.routes().post("/flush-prefix", move |request| {
