@@ -54,7 +54,7 @@ impl Callgrind {
     /// `count` operations. `arguments` returns the arguments of each run.
     ///
     /// # Errors
-    /// As [`of_this_program`](Self::of_this_program).
+    /// Returns the errors of [`of_this_program`](Self::of_this_program).
     pub fn each(&self, count: u64, arguments: impl Fn(u64) -> Vec<String>) -> Result<f64> {
         let of = |count| self.of_this_program(&arguments(count));
         Ok((of(2 * count)? as f64 - of(count)? as f64) / count as f64)

@@ -123,7 +123,7 @@ impl Server {
     /// responds to `version`.
     ///
     /// # Errors
-    /// Like [`ServerSpec::start`].
+    /// Returns the errors of [`ServerSpec::start`].
     pub fn spawn(name: &str, words: &[OsString], cpu: Option<usize>, address: SocketAddr) -> Result<Self> {
         Self::spawn_at(name, words, cpu, address, Target::Tcp(address))
     }

@@ -19,7 +19,7 @@ pub fn get_with(address: &str, path: &str, headers: &str) -> (u16, String) {
 /// and the body of the response.
 ///
 /// # Panics
-/// Like [`get_with`].
+/// If [`get_with`] would panic.
 pub fn post(address: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     let length = body.len();
     ask(
@@ -46,7 +46,7 @@ fn ask(address: &str, request: &str) -> (u16, String) {
 /// Sends a GET; returns the status and the body.
 ///
 /// # Panics
-/// Like [`get_with`].
+/// If [`get_with`] would panic.
 pub fn get(address: &str, path: &str) -> (u16, String) {
     get_with(address, path, "")
 }

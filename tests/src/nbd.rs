@@ -111,7 +111,7 @@ impl Disk {
     /// Writes a range.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Returns the errors of [`Self::read`].
     pub fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.ask((1, 0), offset, data.len(), data, &mut [])
     }
@@ -119,7 +119,7 @@ impl Disk {
     /// Writes a range durably (FUA).
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Returns the errors of [`Self::read`].
     pub fn write_durably(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.ask((1, FUA), offset, data.len(), data, &mut [])
     }
@@ -127,7 +127,7 @@ impl Disk {
     /// Makes all acknowledged writes durable.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Returns the errors of [`Self::read`].
     pub fn flush(&mut self) -> io::Result<()> {
         self.ask((3, 0), 0, 0, &[], &mut [])
     }

@@ -15,7 +15,7 @@ pub fn require_all() -> bool {
 /// Prints that a test is skipped, bypassing the test runner's capture.
 ///
 /// # Panics
-/// With `CACHED_REQUIRE_ALL=1`.
+/// If `CACHED_REQUIRE_ALL=1` is set.
 pub fn skip(test: &str, why: &str) {
     assert!(!require_all(), "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
     announce_skip(test, why);

@@ -46,7 +46,7 @@ pub enum Wire {
     Tls,
     /// Datagrams. Each has whole requests: all those that belong to one reply.
     Udp,
-    /// As [`Wire::Plain`], with a password before the first request of each connection.
+    /// Like [`Wire::Plain`], with a password before the first request of each connection.
     Password,
 }
 

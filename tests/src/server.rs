@@ -129,7 +129,7 @@ impl Start {
         self.run_with(args)
     }
 
-    /// As [`run_to_exit`](Self::run_to_exit), but without naming a user.
+    /// Like [`run_to_exit`](Self::run_to_exit), but without naming a user.
     ///
     /// # Panics
     /// If the server does not exit.

@@ -98,7 +98,7 @@ impl VirtualMachine {
     /// the number of the last file.
     ///
     /// # Panics
-    /// As [`Self::wait_for`].
+    /// If [`Self::wait_for`] panics.
     pub fn sync_more(&mut self, files: u32) -> u32 {
         self.note_waiting();
         let wanted = self.synced + files;
@@ -112,7 +112,7 @@ impl VirtualMachine {
     /// call; returns the number of the last pass.
     ///
     /// # Panics
-    /// As [`Self::wait_for`].
+    /// If [`Self::wait_for`] panics.
     pub fn verify_more(&mut self, passes: u32) -> u32 {
         self.note_waiting();
         let wanted = self.verified + passes;

@@ -304,7 +304,7 @@ pub fn preload(spec: &LoadSpec) -> Result<PreloadReport> {
 /// Sets every key once, without reading the values back.
 ///
 /// # Errors
-/// Like [`run`].
+/// Returns the errors of [`run`].
 pub fn store_all(spec: &LoadSpec) -> Result<LoadReport> {
     run(&sweep(spec, true))
 }
@@ -312,7 +312,7 @@ pub fn store_all(spec: &LoadSpec) -> Result<LoadReport> {
 /// Gets every key once.
 ///
 /// # Errors
-/// Like [`run`].
+/// Returns the errors of [`run`].
 pub fn read_all(spec: &LoadSpec) -> Result<LoadReport> {
     run(&sweep(spec, false))
 }

@@ -44,7 +44,7 @@ impl RadosStore {
     /// Opens a store as [`Self::open`] does, with deadlines on `clock`.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn open_with(config: RadosConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         Core::open(config, clock).map(|core| Self { core })
     }

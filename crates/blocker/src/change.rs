@@ -170,7 +170,7 @@ impl Change {
     /// evaluated for any other change.
     ///
     /// # Errors
-    /// As [`runs_end`].
+    /// Returns the errors of [`runs_end`].
     pub fn check_runs(&self, can: impl FnOnce() -> Capabilities) -> Result<()> {
         match self {
             Self::WriteRuns { runs } => runs_end(runs, &can()).map(drop),

@@ -36,7 +36,7 @@ macro_rules! name_type {
             /// Returns a name with a copy of `bytes`.
             ///
             /// # Errors
-            /// As [`Self::new`].
+            /// Returns the errors of [`Self::new`].
             pub fn copy_from(bytes: &[u8]) -> Result<Self> {
                 Self::new(Bytes::copy_from_slice(bytes))
             }

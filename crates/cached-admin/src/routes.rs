@@ -188,7 +188,7 @@ impl Routes {
         self.add(&Method::POST, path, Access::Token, handler);
     }
 
-    /// As [`get`](Self::get), for a handler that does not wait.
+    /// Like [`get`](Self::get), for a handler that does not wait.
     pub fn get_now(
         &self,
         path: &str,
@@ -198,7 +198,7 @@ impl Routes {
         self.get(path, access, move |request| std::future::ready(handler(request)));
     }
 
-    /// As [`post`](Self::post), for a handler that does not wait.
+    /// Like [`post`](Self::post), for a handler that does not wait.
     pub fn post_now(&self, path: &str, handler: impl Fn(Request) -> Response + Send + Sync + 'static) {
         self.post(path, move |request| std::future::ready(handler(request)));
     }

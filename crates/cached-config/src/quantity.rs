@@ -64,7 +64,7 @@ pub fn parse_number(key: &str, text: &str) -> Result<u64, String> {
     parse_quantity(key, text).unwrap_or_else(number)
 }
 
-/// As [`parse_number`]; `None` if the key counts neither bytes nor time.
+/// Like [`parse_number`]; `None` if the key counts neither bytes nor time.
 pub(crate) fn parse_quantity(key: &str, text: &str) -> Option<Result<u64, String>> {
     if key.split('_').any(|part| part == "bytes") {
         return Some(text.parse().map(|Size(bytes)| bytes));

@@ -39,23 +39,23 @@ impl Rank {
         Rank { name, level }
     }
 
-    /// Checks that the thread may wait for a lock of this rank, and records the lock as held until the result
-    /// is dropped. Call it just before taking the lock.
+    /// Checks that the thread may wait for a lock of this rank, and records the lock as held
+    /// until the result is dropped. Call it just before taking the lock.
     ///
     /// # Panics
-    /// With debug assertions, if the thread holds a lock of this level or a higher one.
+    /// In a build with debug assertions, if the thread holds a lock of this level or a higher one.
     #[inline(always)]
     #[track_caller]
     pub fn enter(&'static self) -> Held {
         self.enter_nth(0)
     }
 
-    /// As [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them in
+    /// Like [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them in
     /// ascending order of their numbers.
     ///
     /// # Panics
-    /// With debug assertions, if the thread holds a lock of this rank with this number or a higher
-    /// one, or a lock of a higher level.
+    /// In a build with debug assertions, if the thread holds a lock of this rank with this number
+    /// or a higher one, or a lock of a higher level.
     #[inline(always)]
     #[track_caller]
     pub fn enter_nth(&'static self, number: u32) -> Held {
@@ -107,7 +107,7 @@ impl Drop for Held {
 /// Checks that the calling thread holds no ranked lock of `level` or above.
 ///
 /// # Panics
-/// With debug assertions, if the thread holds such a lock.
+/// In a build with debug assertions, if the thread holds such a lock.
 #[inline(always)]
 #[track_caller]
 pub fn assert_none_from(level: u32) {

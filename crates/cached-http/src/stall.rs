@@ -25,8 +25,8 @@ impl<S> Stall<S> {
         Self::with_progress(socket, time_max, |_| 0)
     }
 
-    /// As [`Self::new`], for a socket that sends earlier bytes while a write waits: `sent` returns
-    /// their number, which counts as progress.
+    /// Like [`Self::new`], for a socket that sends earlier bytes while a write waits. `sent`
+    /// returns their number, which counts as progress.
     pub fn with_progress(socket: S, time_max: Duration, sent: fn(&S) -> u64) -> Self {
         Self { socket, time_max, progress: sent, sent: 0, timer: None }
     }

@@ -67,8 +67,8 @@ pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (us
     (count, start)
 }
 
-/// As [`words`], but only up to CRLF, and only if the words are plain (without control characters)
-/// and fit. Returns their number and the position of the CRLF.
+/// Like [`words`], but only up to CRLF, and only if the words are plain (without control
+/// characters) and fit. Returns their number and the position of the CRLF.
 #[inline]
 pub(crate) fn words_before_crlf<'a>(
     line: &'a [u8],

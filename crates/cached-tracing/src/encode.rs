@@ -16,7 +16,7 @@ const STATUS_ERROR: u32 = 2;
 pub struct Origin {
     /// The program's name, `cached` or `synapsed`.
     pub program: &'static str,
-    /// Its version.
+    /// The program's version.
     pub version: &'static str,
 }
 

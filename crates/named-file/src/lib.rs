@@ -41,8 +41,9 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
 pub enum Kinds {
     /// Regular files.
     Regular,
-    /// Also pipes, which can be read only once. A shell passes a pipe for `<(command)`, as a path
-    /// below `/dev/fd`. A FIFO with a name in a directory is not a pipe in this sense.
+    /// A regular file or a pipe, which can be read only once. A shell passes a pipe for
+    /// `<(command)`, as a path below `/dev/fd`. A FIFO with a name in a directory is not a pipe in
+    /// this sense.
     RegularOrPipe,
 }
 
@@ -114,7 +115,7 @@ impl NamedFile {
     /// Reads the whole file as text.
     ///
     /// # Errors
-    /// As for [`Self::bytes`], or the file is not UTF-8.
+    /// Returns the errors of [`Self::bytes`], and an error if the file is not UTF-8.
     pub fn text(self) -> Result<String, FileError> {
         String::from_utf8(self.bytes()?).map_err(|_| FileError::mistake("it is not UTF-8 text"))
     }
@@ -133,7 +134,7 @@ impl FileError {
         FileError { why: why.into(), is_mistake: true }
     }
 
-    /// Returns the same kind of error with the text that `text` makes of the reason.
+    /// Returns the same kind of error, with the reason replaced by what `text` returns for it.
     #[must_use]
     pub fn reworded(self, text: impl FnOnce(&str) -> String) -> FileError {
         FileError { why: text(&self.why), ..self }

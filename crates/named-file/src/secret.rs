@@ -22,8 +22,8 @@ impl<T> SecretFile<T> {
     /// Reads a file.
     ///
     /// # Errors
-    /// A one-line message that states the mistake in the file and the correct form, without any
-    /// secret.
+    /// Returns a one-line message that states the mistake in the file and the correct form, without
+    /// any secret.
     pub fn open(path: PathBuf, parse: fn(&str) -> Result<T, String>) -> Result<Self, FileError> {
         let stamp = Mutex::new(stamp(&path));
         let content = RwLock::new(Arc::new(read(&path, parse)?));
@@ -93,8 +93,8 @@ pub fn equal_digests(one: &[u8; 32], other: &[u8; 32]) -> bool {
     one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-/// Returns the content of a file that others must not be able to read. No error has any part of
-/// the text.
+/// Returns the content of a file that others must not be able to read. No error contains any part
+/// of the text.
 fn read<T>(path: &Path, parse: fn(&str) -> Result<T, String>) -> Result<T, FileError> {
     let file = crate::open(path, Kinds::Regular).map_err(|error| error.unread(path))?;
     let shown = path.display();

@@ -15,11 +15,12 @@ use crate::keys::Keys;
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// The clients' keys; `None` if every client may do everything.
+    /// The clients' keys. If `None`, every client may do everything.
     pub keys: Option<Keys>,
-    /// TLS for the TCP addresses; `None` without it.
+    /// The TLS settings of the TCP addresses. If `None`, they are served without TLS.
     pub tls: Option<Arc<ServerTls>>,
-    /// The maximum number of open connections. Further ones are closed at once. Default: 256.
+    /// The maximum number of open connections. Further connections are closed immediately. Default:
+    /// 256.
     pub connections_max: u32,
     /// The maximum number of connections per address, except unix sockets. Default: half of
     /// `connections_max`.
@@ -72,7 +73,7 @@ impl ServerConfig {
     /// size of the largest object, `object_bytes_max`.
     ///
     /// # Errors
-    /// The first invalid setting, and its valid values.
+    /// Returns the first invalid setting, and its valid values.
     pub fn check(&self, object_bytes_max: u64) -> Result<(), SettingError> {
         let check = SettingError::check;
         check(self.connections_max == 0, "connections_max", "must be at least 1")?;

@@ -23,7 +23,8 @@ use crate::request::{Change, List, Read, Require, Verdict};
 use crate::response::{Failure, changed, content, empty, etag, finish_content, set};
 use crate::server::Connection;
 
-/// The maximum number of attempts to read or change an object that others change meanwhile.
+/// The maximum number of attempts to read or change an object that other clients change at the same
+/// time.
 const TRIES: u32 = 8;
 
 /// The memory of an entry of a listing, in bytes: its name, every byte of which may be escaped as
@@ -98,7 +99,7 @@ impl Connection {
         Err(stale())
     }
 
-    /// Reads the requested bytes, which are all of one version: the known one if there is one.
+    /// Reads the requested bytes. They are all of one version, which is `known` if that is given.
     async fn read_version(
         &self,
         read: &Read,
@@ -184,7 +185,7 @@ impl Connection {
     }
 
     /// Receives the body of a PUT, and makes it the content of the object. If `client_waits`, the
-    /// client sends the body only once it is read.
+    /// client sends the body only when the server begins to read it.
     pub(crate) async fn put(
         &self,
         change: Change,
@@ -223,7 +224,7 @@ impl Connection {
         }
     }
 
-    /// Receives a body for which there is memory.
+    /// Receives a body for which memory has been reserved.
     async fn receive(&self, body: &mut Incoming, mut charge: Charge) -> Result<(Bytes, Charge), Failure> {
         let _receiving = self.memory.receiving(charge.bytes());
         let most = usize::try_from(charge.bytes()).unwrap_or(usize::MAX);
@@ -422,7 +423,7 @@ struct Entry<'a> {
     etag: String,
 }
 
-/// A name, in Base64 if it is not UTF-8.
+/// A name, encoded in Base64 if it is not UTF-8.
 #[derive(Serialize)]
 struct Text<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -28,7 +28,8 @@ struct Ring {
 }
 
 struct Key {
-    /// A digest, so that a comparison reveals nothing about a secret, not even its length.
+    /// A digest of the secret, so that a comparison reveals nothing about the secret, not even its
+    /// length.
     digest: [u8; 32],
     rights: Arc<Rights>,
 }
@@ -44,7 +45,7 @@ pub(crate) struct Rights {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     Everywhere,
-    /// Names of a namespace with this prefix.
+    /// The client may access the names of a namespace that have this prefix.
     In {
         namespace: Namespace,
         prefix: Vec<u8>,
@@ -63,8 +64,8 @@ impl Keys {
     /// Reads the keys in the file `path`.
     ///
     /// # Errors
-    /// A one-line message that states the mistake in the file and the correct form, without any
-    /// secret.
+    /// Returns a one-line message that states the mistake in the file and the correct form, without
+    /// any secret.
     pub fn from_file(path: impl Into<PathBuf>) -> Result<Keys, FileError> {
         Ok(Keys(Arc::new(SecretFile::open(path.into(), parse)?)))
     }
@@ -72,7 +73,7 @@ impl Keys {
     /// Reads the file again. Its keys are in force once the returned function is called.
     ///
     /// # Errors
-    /// As [`Self::from_file`]. The present keys stay in force.
+    /// Returns the errors of [`Self::from_file`]. In that case the present keys stay in force.
     pub fn read_again(&self) -> Result<PutInForce, FileError> {
         Arc::clone(&self.0).read_again()
     }

@@ -32,11 +32,12 @@ struct State {
     receiving_bytes: u64,
     /// The bytes of responses that have not been sent.
     sending_bytes: u64,
-    /// The parts of the present response that are not on their way to the socket yet.
+    /// The parts of the current response that have not been handed to the socket yet.
     unsent: Option<Arc<Mutex<VecDeque<Segments>>>>,
 }
 
-/// Bytes that count against the budget until this is dropped, after the bytes themselves.
+/// Bytes that count against the budget until this value is dropped. The memory itself is freed
+/// first.
 #[derive(Debug)]
 pub(crate) struct Charge {
     memory: Arc<Memory>,
@@ -53,7 +54,8 @@ impl Memory {
         Arc::new(Memory { state: Mutex::new(state), sent: Notify::new() })
     }
 
-    /// Waits until nothing of earlier responses is left, so that one request at a time needs memory.
+    /// Waits until nothing of earlier responses is left in memory, so that only one request of the
+    /// connection needs memory.
     pub(crate) async fn until_sent(&self) {
         loop {
             let sent = self.sent.notified();
@@ -64,10 +66,11 @@ impl Memory {
         }
     }
 
-    /// Waits for memory for `bytes` more, at most that of the largest request in all.
+    /// Waits until the budget has `bytes` more for this connection. A connection can have at most
+    /// the bytes of the largest request.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the bytes to others.
+    /// If the future is dropped, other connections can have the bytes.
     pub(crate) async fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
         poll_fn(|cx| self.poll_charge(bytes, cx)).await;
         Charge { memory: Arc::clone(self), bytes, is_response: false }
@@ -94,13 +97,13 @@ impl Memory {
         Poll::Ready(())
     }
 
-    /// Marks the time until the result is dropped, in which the client sends a body of `bytes`.
+    /// Records that the client is sending a body of `bytes`, until the result is dropped.
     pub(crate) fn receiving(&self, bytes: u64) -> Receiving<'_> {
         self.state.lock().receiving_bytes = bytes;
         Receiving(self)
     }
 
-    /// Records that the connection takes no more requests; its charges still count.
+    /// Records that the connection accepts no further requests; its charges still count.
     pub(crate) fn retire(&self) {
         let mut state = self.state.lock();
         let held_bytes = state.held_bytes;
@@ -108,7 +111,7 @@ impl Memory {
     }
 
     /// Applies changes of the grant, and returns to the budget what the connection no longer needs.
-    /// To be called after each step of the connection. `waker` is woken at the next change.
+    /// The caller calls it after each step of the connection. `waker` is woken at the next change.
     pub(crate) fn follow(&self, waker: &Waker) {
         let mut state = self.state.lock();
         let held_bytes = state.held_bytes;
@@ -126,8 +129,8 @@ impl Memory {
         state.receiving_bytes + state.sending_bytes
     }
 
-    /// Copies what a slow client has not received: the response would otherwise keep a cache from
-    /// evicting its data.
+    /// Copies the data that a slow client has not received. Otherwise the response would prevent a
+    /// cache from evicting them.
     fn unpin(&self) {
         let unsent = self.state.lock().unsent.clone();
         if let Some(unsent) = unsent {
@@ -145,10 +148,10 @@ impl Charge {
         self.bytes
     }
 
-    /// Waits until this counts `bytes`, if these are more.
+    /// Waits until the charge is at least `bytes`.
     ///
     /// # Cancel safety
-    /// As [`Memory::charge`].
+    /// Like [`Memory::charge`].
     pub(crate) async fn grow(&mut self, bytes: u64) {
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 {
@@ -157,14 +160,15 @@ impl Charge {
         }
     }
 
-    /// Returns the bytes beyond `bytes` to the budget.
+    /// Returns to the budget what the charge has beyond `bytes`.
     pub(crate) fn shrink(&mut self, bytes: u64) {
         let freed = self.bytes.saturating_sub(bytes);
         self.bytes -= freed;
         self.memory.free(freed, false);
     }
 
-    /// Makes this the memory of a response, of which `unsent` is not on its way to the socket yet.
+    /// Makes this the memory of a response. `unsent` are the parts that have not been handed to the
+    /// socket yet.
     pub(crate) fn of_response(&mut self, unsent: &Arc<Mutex<VecDeque<Segments>>>) {
         let mut state = self.memory.state.lock();
         state.sending_bytes += self.bytes;
@@ -214,8 +218,8 @@ impl Watch {
         Watch { memory, moved_bytes, timer }
     }
 
-    /// Is ready once the connection must be closed, because others need the memory that it holds
-    /// for its client, which is the slowest.
+    /// Is ready when the connection must be closed, because other connections need the memory that
+    /// it holds for its client, and its client is the slowest.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let client_bytes = self.memory.client_bytes();
         let state = &self.memory.state;
@@ -248,7 +252,8 @@ mod tests {
     use crate::ServerConfig;
     use std::pin::pin;
 
-    /// 16 connections, whose shares are 64 KiB, and a pool of two of the largest requests.
+    /// Returns a budget for 16 connections, whose shares are 64 KiB, with a pool of two of the
+    /// largest requests.
     fn budget() -> Arc<connection::Budget> {
         let mut config = ServerConfig { connections_max: 16, ..ServerConfig::default() };
         config.bytes_max = (16 << 16) + (8 << 20);

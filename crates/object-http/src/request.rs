@@ -21,7 +21,7 @@ pub(crate) const LIST_ENTRIES_MAX: u32 = 1000;
 
 const OBJECT_METHODS: &str = "GET, HEAD, PUT, DELETE, COPY";
 
-/// What a client asks for.
+/// What a client requests.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Operation {
     Read(Read),
@@ -42,9 +42,9 @@ pub(crate) enum Operation {
 pub(crate) struct Read {
     pub(crate) object: ObjectId,
     pub(crate) is_head: bool,
-    /// The requested range; `None` for the whole object.
+    /// The requested range. If `None`, the whole object is requested.
     pub(crate) range: Option<ByteRange>,
-    /// The conditions. They are lists of entity tags.
+    /// The conditional headers, whose values are lists of entity tags.
     conditions: HeaderMap,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Mistake {
 /// The outcome of the conditions of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The object is to be sent: the requested range of it, or the whole.
+    /// The object is to be sent, either the requested range or the whole object.
     Send {
         as_range: bool,
     },
@@ -383,7 +383,7 @@ fn list(namespace: Namespace, query: &str) -> Result<List, Mistake> {
 }
 
 impl Require {
-    /// Returns the condition of the storage contract; `None` if it is never met.
+    /// Returns the condition of the storage contract. `None` means that the condition is never met.
     pub(crate) fn condition(self) -> Option<Condition> {
         Some(match self {
             Require::Any => Condition::None,

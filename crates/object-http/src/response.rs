@@ -24,8 +24,8 @@ use parking_lot::Mutex;
 use crate::memory::Charge;
 use crate::request::{DURABILITY, Mistake};
 
-/// The bytes that are handed to the HTTP library at a time. Only these cannot be copied if the client
-/// turns out to be slow.
+/// The number of bytes that are handed to the HTTP library at a time. If the client turns out to be
+/// slow, only these bytes cannot be copied.
 const PART_BYTES: usize = 64 << 10;
 
 /// The reason why a request is not done.
@@ -33,7 +33,7 @@ const PART_BYTES: usize = 64 << 10;
 pub(crate) enum Failure {
     /// The request is refused.
     Refused(Mistake),
-    /// The request is refused, and what follows on its connection cannot be trusted.
+    /// The request is refused, and the bytes after it on its connection cannot be trusted.
     Unintelligible(StatusCode, &'static str),
     /// The client has to present a valid key.
     Unauthorized(&'static str),
@@ -41,13 +41,13 @@ pub(crate) enum Failure {
     Forbidden(String),
     /// The client did not send its body in time.
     Slow,
-    /// There was no memory in time.
+    /// The server had no memory for the request in time.
     Busy,
     /// The client has closed the connection, or its body has ended early.
     Broken,
     /// The blocker has failed.
     Store(Error),
-    /// The requested range has none of the object's bytes, whose number is given.
+    /// The requested range contains none of the object's bytes, whose number is given.
     Range(u64),
     /// A condition is not met.
     Condition(&'static str),
@@ -127,7 +127,7 @@ pub(crate) fn finish_content(response: &mut Response<ResponseBody>, content_type
 }
 
 impl Failure {
-    /// Returns the response that reports the failure, as one line.
+    /// Returns the response that reports the failure, with one line of text.
     pub(crate) fn response(&self) -> Response<ResponseBody> {
         let (status, line) = self.status();
         let mut response = whole(status, format!("{line}\n").into());
@@ -156,7 +156,7 @@ impl Failure {
         response
     }
 
-    /// Returns whether the client was refused for want of a key or a right.
+    /// Returns whether the client was refused because it has no valid key or lacks a right.
     pub(crate) fn is_denial(&self) -> bool {
         matches!(self, Failure::Unauthorized(_) | Failure::Forbidden(_))
     }
@@ -218,7 +218,7 @@ fn status_of(error: &Error) -> StatusCode {
     }
 }
 
-/// A body whose bytes are sent from where they are.
+/// A body whose bytes are sent from where they are in memory, without a copy.
 struct Outgoing {
     /// The parts that the HTTP library has not taken yet.
     unsent: Arc<Mutex<VecDeque<Segments>>>,
@@ -237,8 +237,8 @@ impl Outgoing {
     }
 }
 
-/// Returns parts of [`PART_BYTES`], the last of which may be shorter. They are made at once: an object
-/// has a segment for every 4 KiB.
+/// Returns parts of [`PART_BYTES`], the last of which may be shorter. All parts are made in
+/// advance, because an object has a segment for every 4 KiB.
 fn parts(bytes: &Segments) -> VecDeque<Segments> {
     let (mut parts, mut part) = (VecDeque::new(), Segments::new());
     for segment in bytes {
@@ -285,7 +285,7 @@ impl Body for Outgoing {
     }
 }
 
-/// Bytes on their way to the socket. The charge is freed with the last of them.
+/// Bytes that are being sent. The charge is freed with the last of them.
 struct Part {
     bytes: SegmentsBuf,
     _charge: Arc<Charge>,

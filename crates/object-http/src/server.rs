@@ -52,9 +52,10 @@ use crate::response::Failure;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Accepting runs on the tokio runtime in which [`Self::serve`] is called; connections run there, or
-/// on those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its
-/// connections; [`Self::shutdown`] ends them in order.
+/// The server accepts connections on the tokio runtime in which [`Self::serve`] is called;
+/// connections run there, or on the runtimes of [`ServerConfig::workers`]. If the server is
+/// dropped, it stops listening and its connections are aborted; [`Self::shutdown`] ends them in
+/// order.
 pub struct Server {
     shared: Arc<Shared>,
     /// The bound sockets that are not served yet.
@@ -85,7 +86,7 @@ impl Server {
     /// Creates a server for the objects of `blocker`.
     ///
     /// # Errors
-    /// The invalid setting, and its valid values.
+    /// Returns the invalid setting, and its valid values.
     pub fn new(blocker: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, SettingError> {
         let can = blocker.capabilities();
         config.check(can.object_bytes_max)?;
@@ -112,7 +113,7 @@ impl Server {
     /// [`ListenError`].
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub async fn bind(&self, address: &Address) -> Result<(), ListenError> {
         let socket = ListeningSocket::bind(address).await?;
         self.bound.lock().push(socket.address().clone());
@@ -143,7 +144,7 @@ impl Server {
     /// [`ListenError`].
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub fn serve(&self) -> Result<(), ListenError> {
         for socket in self.sockets.lock().drain(..) {
             let address = socket.address();
@@ -154,7 +155,7 @@ impl Server {
     }
 
     /// Returns a future that puts keys and certificates in force whenever their files change, until
-    /// it is dropped. It does not keep the server.
+    /// it is dropped. The future does not keep the server alive.
     pub fn renew(&self) -> impl Future<Output = ()> + Send + use<> {
         let ServerConfig { keys, tls, .. } = self.shared.config.clone();
         let keys = async move {
@@ -180,8 +181,9 @@ impl Server {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, answers the requests in progress, and closes every connection. Waits at most
-    /// `timeout` for that, then aborts the rest. Returns whether every connection ended properly.
+    /// Stops listening, completes the requests in progress, and closes every connection. Waits at
+    /// most `timeout` for that, then aborts the remaining connections. Returns whether every
+    /// connection ended properly.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
         self.shared.connections.stop_listening().await;
         self.shared.ending.send_replace(true);
@@ -380,7 +382,8 @@ async fn run(
 /// The maximum number of headers in a request.
 const HEADERS_MAX: usize = 64;
 
-/// The maximum number of bytes of a refused body that are read, so that the client gets the response.
+/// The maximum number of bytes of a refused body that the server reads so that the client receives
+/// the response.
 const DRAIN_BYTES_MAX: usize = 16 << 20;
 
 /// One client's connection.
@@ -487,7 +490,7 @@ impl Connection {
         }
     }
 
-    /// Runs a change to its end, even if the connection ends before.
+    /// Runs a change to its end, even if the connection ends earlier.
     pub(crate) async fn to_its_end<T: Send + 'static>(
         &self,
         change: impl Future<Output = Result<T, Error>> + Send + 'static,
@@ -530,14 +533,14 @@ fn index(operation: &Operation) -> usize {
     }
 }
 
-/// Returns a socket that adds the bytes that pass it to `moved_bytes`, and whose writes fail after
+/// Returns a socket that adds the bytes it transfers to `moved_bytes`, and whose writes fail after
 /// `stall` without progress.
 fn metered<S: Socket + 'static>(socket: S, stall: Duration, moved_bytes: &Arc<AtomicU64>) -> Box<dyn Socket> {
     let socket = Metered { socket, moved_bytes: Arc::clone(moved_bytes) };
     Box::new(Stall::new(socket, stall))
 }
 
-/// A socket that counts the bytes that pass it.
+/// A socket that counts the bytes it transfers.
 struct Metered<S> {
     socket: S,
     moved_bytes: Arc<AtomicU64>,

@@ -45,7 +45,7 @@ impl Secret {
     /// Returns the secret `bytes`, without one line end (`\n` or `\r\n`) after it.
     ///
     /// # Errors
-    /// [`SecretError`] if it is shorter than [`SECRET_BYTES_MIN`].
+    /// Returns [`SecretError`] if `bytes` is shorter than [`SECRET_BYTES_MIN`].
     pub fn new(bytes: &[u8]) -> Result<Self, SecretError> {
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
@@ -55,12 +55,12 @@ impl Secret {
         Ok(Self(bytes.into()))
     }
 
-    /// Returns the proof of this side, over the handshake so far.
+    /// Returns this side's proof, computed over the handshake so far.
     pub(crate) fn proof(&self, role: Role, transcript: &Transcript) -> [u8; 32] {
         self.mac(role, transcript).finalize().into_bytes().into()
     }
 
-    /// Returns whether the other side's proof is right; compared in constant time.
+    /// Returns whether the other side's proof is valid. The comparison takes constant time.
     pub(crate) fn is_proof(&self, proof: &[u8; 32], role: Role, transcript: &Transcript) -> bool {
         self.mac(role, transcript).verify(&(*proof).into()).is_ok()
     }
@@ -78,7 +78,7 @@ impl Secret {
     }
 }
 
-/// The side that makes a proof.
+/// The side that sends a proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,

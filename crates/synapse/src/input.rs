@@ -41,7 +41,7 @@ fn take_buffer() -> Box<[u8]> {
     kept.ok().flatten().unwrap_or_else(|| vec![0; BUFFER_BYTES].into())
 }
 
-/// Returns a buffer to the thread; a thread that is ending, or has enough buffers, drops it.
+/// Returns a buffer to the thread. A thread that is ending, or has enough buffers, drops it.
 fn return_buffer(buffer: Box<[u8]>) {
     let _ = BUFFERS.try_with(|kept| {
         if let Ok(mut kept) = kept.try_borrow_mut()
@@ -54,7 +54,7 @@ fn return_buffer(buffer: Box<[u8]>) {
 
 /// A connection's receiving side.
 pub(crate) struct Input {
-    /// Empty while the connection waits for bytes.
+    /// The buffer, which is empty while the connection waits for bytes.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -70,7 +70,7 @@ pub(crate) struct Input {
     pub(crate) copied_bytes: u64,
     /// The bytes that have arrived.
     pub(crate) received_bytes: u64,
-    /// When bytes arrived last.
+    /// The time at which bytes arrived last.
     pub(crate) received_at: Timestamp,
 }
 
@@ -82,9 +82,9 @@ struct Body {
 
 /// The payload of a frame.
 pub(crate) enum Payload<'a> {
-    /// In the connection's buffer: must be copied to be retained.
+    /// The payload is in the connection's buffer, and must be copied to be retained.
     Buffered(&'a [u8]),
-    /// In its own receive buffer.
+    /// The payload is in a receive buffer of its own.
     Received(Segments),
 }
 
@@ -139,7 +139,7 @@ impl Input {
         }
     }
 
-    /// Returns the buffer to the thread if it is empty: there is nothing to read.
+    /// Returns the buffer to the thread if it is empty, because there is nothing to read.
     pub(crate) fn release_buffer(&mut self) {
         if self.start == self.end && self.body.is_none() && !self.buffer.is_empty() {
             (self.start, self.end) = (0, 0);
@@ -147,7 +147,7 @@ impl Input {
         }
     }
 
-    /// Performs one read, and returns its length. 0 is the end of the stream.
+    /// Performs one read, and returns its length. 0 means that the stream has ended.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         if self.body.as_ref().is_some_and(|body| body.left_bytes > 0) {
             return self.poll_fill_body(cx, stream);
@@ -197,7 +197,7 @@ impl Input {
     /// large payload.
     ///
     /// # Errors
-    /// [`FrameError`]: close the connection.
+    /// Returns [`FrameError`]: the caller must close the connection.
     // This is inlined for the same reason as `codec::parse`.
     #[inline(always)]
     pub(crate) fn next_frame(
@@ -285,8 +285,8 @@ impl Timer {
         }
     }
 
-    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The
-    /// clock may be ahead of `now`: a task that decides by `now` wakes itself again.
+    /// Is ready once the timer has expired, by the clock or by `now`, and until it is set again.
+    /// The clock may be ahead of `now`: a task that decides by `now` wakes itself again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
         if now >= self.at {
             return Poll::Ready(());

@@ -68,7 +68,7 @@ pub const PORT_DEFAULT: u16 = 11311;
 /// ```
 pub type Address = connection::Address<PORT_DEFAULT>;
 
-/// A socket that listens. [`Server::listen_on`] accepts from it.
+/// A listening socket, from which [`Server::listen_on`] accepts.
 pub type ListeningSocket = connection::ListeningSocket<PORT_DEFAULT>;
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ pub(crate) struct Config {
     pub(crate) insight: InsightTable,
     /// The admin listener, if there is one.
     pub(crate) admin: Option<AdminTable>,
-    /// The tracing of requests, if it is on.
+    /// The settings of the tracing of requests, if it is on.
     pub(crate) tracing: Option<TracingTable>,
 }
 
@@ -75,7 +75,7 @@ impl Config {
     /// backend or a socket; `path` is used in errors.
     ///
     /// # Errors
-    /// One line: the mistake, its position, and the valid values.
+    /// Returns an error of one line: the mistake, its position, and the valid values.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let config: Self = parse_config(path, text)?;
         config.check().map_err(|error| error.in_file(path))?;

@@ -37,7 +37,7 @@ pub(crate) struct Synapsed {
 /// Returns the source of a configuration parsed from `text`, the contents of the file `path`.
 ///
 /// # Errors
-/// One line, if `config` was not parsed from this text.
+/// Returns an error of one line if `config` was not parsed from this text.
 pub(crate) fn source(config: &Config, path: &Path, text: &str) -> Result<Source, String> {
     let file: Table = parse_config(path, text).map_err(|error| error.to_string())?;
     let effective = Table::try_from(config).map_err(|error| error.to_string())?;

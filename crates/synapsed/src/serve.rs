@@ -26,11 +26,11 @@ use crate::reload::{self, Synapsed};
 const END_MARGIN: Duration = Duration::from_secs(10);
 
 /// Serves a configuration parsed from `text` until a signal requests the shutdown. Then the
-/// requests in progress are answered, and a cache stores its dirty data; no acknowledged data are
-/// lost unless that fails.
+/// requests in progress are completed, and a cache stores its dirty data. Acknowledged data are
+/// lost only if that fails.
 ///
 /// # Errors
-/// The failure, with its exit status.
+/// Returns the failure, with its exit status.
 pub(crate) fn run(
     (config, text): (&Config, &str),
     loaded: Loaded,

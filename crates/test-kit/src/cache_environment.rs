@@ -56,7 +56,7 @@ impl CacheEnvironment {
         self.sim.spawn(self.cache.write(WriteRequest::new(object.clone(), offset, bytes)))
     }
 
-    /// Writes. The reply must be ready without any time passing.
+    /// Writes to an object. The reply must be ready without any time passing.
     #[track_caller]
     pub fn written(&mut self, object: &ObjectId, offset: u64, bytes: Vec<u8>) -> ChangeReply {
         let write = self.write(object, offset, bytes);
@@ -68,7 +68,7 @@ impl CacheEnvironment {
         self.sim.spawn(self.cache.read(ReadRequest::new(object.clone(), offset, len)))
     }
 
-    /// Reads. The reply must be ready without any time passing.
+    /// Returns the bytes of an object. The reply must be ready without any time passing.
     #[track_caller]
     pub fn bytes(&mut self, object: &ObjectId, offset: u64, len: u64) -> Vec<u8> {
         let read = self.read(object, offset, len);
@@ -149,8 +149,8 @@ impl CacheEnvironment {
         }
     }
 
-    /// Asserts that cache and store agree on an object once everything is stored, and that the cache's
-    /// invariants hold.
+    /// Asserts that the cache and the store agree on an object after everything is stored, and that
+    /// the cache's invariants hold.
     #[track_caller]
     pub fn agrees(&mut self, object: &ObjectId) {
         self.store.open();

@@ -30,7 +30,8 @@ pub const REFUSED: [(&str, u16); 4] = [
     ("GET /b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
 ];
 
-/// Statements of the length of which the chunks count, after which the connection ends.
+/// Headers that state a length. If a request also has chunks, the chunks count, and the connection
+/// ends after the request.
 pub const BOTH_LENGTHS: [&str; 2] =
     ["Content-Length: 4\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 4"];
 

@@ -13,7 +13,7 @@ use std::ops::Range;
 /// The size of a sector, the unit of a register, in bytes.
 pub const SECTOR: usize = 512;
 const SECTORS_PER_BUCKET: usize = 8;
-/// The time of a missing answer.
+/// The time of an answer that is missing.
 const NEVER: u64 = u64::MAX;
 
 /// A point in time of the test, unique for each event.
@@ -26,13 +26,13 @@ struct Change {
     value: u64,
     sectors: Range<usize>,
     asked: u64,
-    /// [`NEVER`] while there is no answer, or if it is unknown.
+    /// The time of the answer; [`NEVER`] if there is none yet, or if it is unknown.
     answered: u64,
-    /// Whether it has failed without effect.
+    /// Whether the change has failed without effect.
     is_void: bool,
-    /// Whether it was answered as *stored*.
+    /// Whether the change was acknowledged as *stored*.
     is_stored: bool,
-    /// The number of its order domain.
+    /// The number of the change's order domain.
     domain: u64,
     what: &'static str,
 }
@@ -135,8 +135,8 @@ impl History {
         self.changes[change].is_void = true;
     }
 
-    /// Returns the changes that a read until `until` may see in a sector, if all changes for which
-    /// `settled` returns true have certainly been made.
+    /// Returns the changes that a read that ends at `until` may see in a sector, if all changes for
+    /// which `settled` returns true have certainly been made.
     fn allowed(&self, sector: usize, until: u64, settled: impl Fn(&Change) -> bool) -> Vec<&Change> {
         let here = |change: &&Change| !change.is_void && change.sectors.contains(&sector);
         let begun: Vec<&Change> =
@@ -169,7 +169,7 @@ impl History {
         Ok(())
     }
 
-    /// Checks the content of the store after the loss of the cache. For each domain, changes
+    /// Checks the content of the store after the loss of the cache. For each domain, the changes
     /// answered before `flushed(domain)` must be stored.
     ///
     /// # Errors

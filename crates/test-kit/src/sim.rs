@@ -13,9 +13,9 @@ use blocker::{Clock, ManualClock};
 
 use crate::rng::Rng;
 
-/// More polls than this without becoming idle are a livelock.
+/// The maximum number of polls without becoming idle. More of them are a livelock.
 const POLLS_MAX: u64 = 200_000;
-/// A task that takes longer than this counts as hanging.
+/// The maximum duration of a task. A task that takes longer is considered hanging.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -93,8 +93,8 @@ impl<T> Handle<T> {
 }
 
 impl Sim {
-    /// Creates a simulation. With a seed, the order of polls is drawn from it; otherwise it is that
-    /// of the wake-ups.
+    /// Creates a simulation. With a seed, the order of polls is drawn from the seed; otherwise it
+    /// is the order of the wake-ups.
     pub fn new(seed: Option<u64>) -> Self {
         Self {
             tasks: Vec::new(),

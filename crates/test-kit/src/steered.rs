@@ -60,7 +60,7 @@ pub struct CallInfo {
     pub number: u64,
     /// The operation.
     pub op: Op,
-    /// The object, for operations on one object.
+    /// The object, if the operation has one.
     pub object: Option<ObjectId>,
     /// The start of the call's range.
     pub offset: u64,

@@ -74,7 +74,7 @@ impl Connection {
     /// Reads a key.
     ///
     /// # Errors
-    /// As [`ask`](Connection::ask).
+    /// Returns the errors of [`ask`](Connection::ask).
     pub fn look(&mut self, key: &str) -> std::io::Result<Option<Seen>> {
         // The request has no flag `k`, and does not update the time of last use.
         let reply = self.ask(format!("mg {key} v f t c\r\n").as_bytes())?;

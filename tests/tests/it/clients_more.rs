@@ -228,7 +228,7 @@ fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     server.assert_serves(test);
 }
 
-/// As [`play`], with a server that requires a password, which memjs reads from environment
+/// Like [`play`], with a server that requires a password, which memjs reads from environment
 /// variables.
 fn play_with_a_password(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     if Program::under_test().flavour != Flavour::Cached {

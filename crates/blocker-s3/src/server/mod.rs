@@ -252,7 +252,7 @@ pub(crate) type Pages = Option<Arc<dyn PaginatedListStore>>;
 /// if the caller needs one.
 ///
 /// # Errors
-/// The store's errors.
+/// Returns the store's errors.
 pub(crate) async fn listed(
     pages: &dyn PaginatedListStore,
     under: &Path,

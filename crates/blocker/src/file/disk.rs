@@ -15,10 +15,10 @@ use crate::{Segment, Segments};
 /// How to open a file. Only regular files are opened: see [`Kind::refused`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Open {
-    /// For reading an existing file.
+    /// Opens an existing file for reading.
     Read,
-    /// For reading an existing file, and for writing if the file's permissions and the file system
-    /// allow it; otherwise writes fail.
+    /// Opens an existing file for reading, and for writing if the file's permissions and the file
+    /// system allow it; otherwise writes fail.
     ReadWrite,
     /// Creates an empty file, replacing an existing one.
     Create,

@@ -120,7 +120,7 @@ impl FileStore {
     /// Opens the store in `dir` with the default configuration.
     ///
     /// # Errors
-    /// As [`Self::open_with`].
+    /// Returns the errors of [`Self::open_with`].
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(dir, FileConfig::default(), Arc::new(SystemClock))
     }
@@ -129,7 +129,7 @@ impl FileStore {
     /// they are missing.
     ///
     /// # Errors
-    /// As [`Self::open_with`].
+    /// Returns the errors of [`Self::open_with`].
     pub fn open_or_create(dir: impl AsRef<Path>) -> Result<Self> {
         let config = FileConfig { access: Access::Create, ..FileConfig::default() };
         Self::open_with(dir, config, Arc::new(SystemClock))

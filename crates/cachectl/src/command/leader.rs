@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 #[derive(Subcommand)]
 pub(crate) enum Leader {
-    /// Show which host leads, and this host's part: since when, and why.
+    /// Show which host leads, and this host's role: since when, and why.
     Status,
     /// Make this host, the leader, store everything and leave the lead to any other host.
     ///

@@ -122,13 +122,13 @@ pub struct ElectionPart {
     pub leader: Option<LeaderPart>,
     /// The time at which this host's role began, in milliseconds of Unix time; 0 without a role.
     pub since_unix_ms: u64,
-    /// The reason for the last change of this host's part.
+    /// The reason for the last change of this host's role.
     pub reason: String,
     /// The time without a renewal after which another host takes over.
     pub lease_ms: u64,
     /// The time for which this host leads without a further renewal.
     pub lease_remaining_ms: u64,
-    /// The number of changes of this host's part, by reason.
+    /// The number of changes of this host's role, by reason.
     pub changes: BTreeMap<&'static str, u64>,
     /// The error of the last operation of the registry, unless it has succeeded.
     pub registry_error: Option<String>,
@@ -142,11 +142,11 @@ pub struct ElectionPart {
 /// The leader of an election.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeaderPart {
-    /// Its name.
+    /// The leader's name.
     pub node: String,
     /// The address at which clients reach the leader.
     pub address: String,
-    /// Its epoch.
+    /// The leader's epoch.
     pub epoch: u64,
 }
 

@@ -100,7 +100,7 @@ pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'
     decode_line(input, scanned, limits)
 }
 
-/// As [`decode`], for input in which [`plain_get`] found nothing. It is a separate function, so
+/// Like [`decode`], for input in which [`plain_get`] found nothing. It is a separate function, so
 /// that `decode` is small enough to inline.
 pub fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     let Some(line_len) = line_end(input, scanned) else {

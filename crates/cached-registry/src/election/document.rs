@@ -179,7 +179,7 @@ impl DocumentElection {
         }
     }
 
-    /// Returns this host's part at `now`.
+    /// Returns this host's role at `now`.
     #[must_use]
     pub(crate) fn role(&self, now: Timestamp) -> Role {
         self.own.role(now)

@@ -1,4 +1,4 @@
-//! The driver of an election: it executes what a machine asks for, and publishes this host's part.
+//! The driver of an election: it executes what a machine asks for, and publishes this host's role.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -51,7 +51,7 @@ pub fn elect(
 type Running = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 type Claim = Box<dyn Fn(Epoch) -> Claiming + Send>;
 
-/// As [`elect`], with another clock.
+/// Like [`elect`], with another clock.
 pub(super) fn elect_by(
     clock: Arc<dyn Clock>,
     registry: &Registry,

@@ -104,7 +104,7 @@ impl Part {
 /// Declares the causes with their names and sentences.
 macro_rules! causes {
     ($($(#[$doc:meta])* $cause:ident $name:literal $text:literal;)*) => {
-        /// The reason why this host's part has changed.
+        /// The reason why this host's role has changed.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Cause {
             $($(#[$doc])* $cause,)*
@@ -214,7 +214,7 @@ pub struct Elector {
 }
 
 impl Elector {
-    /// Returns a receiver of the changes of this host's part.
+    /// Returns a receiver of the changes of this host's role.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Leadership> {
         self.shared.leadership.subscribe()

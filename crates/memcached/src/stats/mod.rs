@@ -253,12 +253,12 @@ impl Work {
         self.left == Work::UNITS_MAX
     }
 
-    /// Takes `units` from the budget; taking more than is left uses it up.
+    /// Takes `units` from the budget; if fewer are left, the budget is then empty.
     pub(crate) fn take(&mut self, units: usize) {
         self.left = self.left.saturating_sub(u32::try_from(units).unwrap_or(u32::MAX));
     }
 
-    /// Takes the whole budget: for work that always takes a millisecond or more.
+    /// Takes the whole budget, for work that always takes a millisecond or more.
     pub(crate) fn use_up(&mut self) {
         self.left = 0;
     }

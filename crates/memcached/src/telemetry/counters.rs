@@ -101,57 +101,58 @@ counters! {
     /// workers in a `Totals`. The names of the fields are keys of `/status.json`.
     #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Totals<C = u64> {
-        /// Keys of retrievals.
+        /// The number of keys of retrievals.
         gets,
-        /// Keys found by them.
+        /// The number of retrieved keys that were found.
         get_hits => COMMANDS.of(["get", "hit"]),
-        /// Keys not found by them.
+        /// The number of retrieved keys that were not found.
         get_misses => COMMANDS.of(["get", "miss"]),
-        /// Items found expired.
+        /// The number of items that a retrieval found expired.
         get_expired,
-        /// Items found flushed.
+        /// The number of items that a retrieval found flushed.
         get_flushed,
-        /// Stores whose value was not refused for its size.
+        /// The number of stores whose value was not refused for its size.
         sets,
         /// `flush_all`.
         flushes => COMMANDS.of(["flush", "hit"]),
-        /// Touches, those of `gat` included.
+        /// The number of touches, including those by `gat`.
         touches,
-        /// Touches that found their item.
+        /// The number of touches that found their item.
         touch_hits => COMMANDS.of(["touch", "hit"]),
-        /// Touches that found nothing.
+        /// The number of touches that found no item.
         touch_misses => COMMANDS.of(["touch", "miss"]),
         /// `me`.
         meta_cmds,
-        /// Deletions that found their item.
+        /// The number of deletions that found their item.
         delete_hits => COMMANDS.of(["delete", "hit"]),
-        /// Deletions that found nothing.
+        /// The number of deletions that found no item.
         delete_misses => COMMANDS.of(["delete", "miss"]),
-        /// Increments of a number that was found.
+        /// The number of increments that found their item.
         incr_hits => COMMANDS.of(["incr", "hit"]),
-        /// Increments that found nothing.
+        /// The number of increments that found no item.
         incr_misses => COMMANDS.of(["incr", "miss"]),
-        /// Decrements of a number that was found.
+        /// The number of decrements that found their item.
         decr_hits => COMMANDS.of(["decr", "hit"]),
-        /// Decrements that found nothing.
+        /// The number of decrements that found no item.
         decr_misses => COMMANDS.of(["decr", "miss"]),
-        /// Compare-and-stores that matched.
+        /// The number of compare-and-store commands whose CAS value matched.
         cas_hits => COMMANDS.of(["cas", "hit"]),
-        /// Compare-and-stores that found nothing.
+        /// The number of compare-and-store commands that found no item.
         cas_misses => COMMANDS.of(["cas", "miss"]),
-        /// Compare-and-stores that found another CAS value.
+        /// The number of compare-and-store commands that found another CAS value.
         cas_badval => COMMANDS.of(["cas", "badval"]),
-        /// Values above the size limit of items.
+        /// The number of values refused because they exceeded the size limit of items.
         refused_too_large => REFUSED.of(["too_large"]),
-        /// Values for which there was no memory.
+        /// The number of values refused for lack of memory.
         refused_no_memory => REFUSED.of(["no_memory"]),
         /// Attempts of clients to authenticate.
         auth_cmds => "cached_authentications_total",
         /// Attempts to authenticate with a wrong user or password.
         auth_errors => "cached_authentications_failed_total",
-        /// Datagrams that were requests.
+        /// The number of datagrams that were requests.
         udp_requests => "cached_datagrams_total",
-        /// Datagrams dropped: malformed requests, and replies for which the system had no room.
+        /// The number of dropped datagrams: malformed requests, and replies for which the system
+        /// had no room.
         udp_dropped => "cached_datagrams_dropped_total",
         /// Bytes received from clients.
         received_bytes => "cached_received_bytes_total",
@@ -163,10 +164,10 @@ counters! {
         tls_handshakes_full => HANDSHAKES.of(["full"]),
         /// TLS handshakes that resumed a session.
         tls_handshakes_resumed => HANDSHAKES.of(["resumed"]),
-        /// TLS handshakes that failed or took too long.
+        /// The number of TLS handshakes that failed or timed out.
         tls_handshake_failures => HANDSHAKES.of(["failed"]),
-        /// TLS connections that failed after their handshake: cut off, or with records that are not
-        /// right.
+        /// The number of TLS connections that failed after their handshake, because they were cut
+        /// off or sent invalid records.
         tls_failures => "cached_tls_failures_total",
     }
 }
@@ -266,8 +267,8 @@ impl NextTimed {
     /// The next iteration must be timed, whatever its number.
     const SOON: u64 = 1;
 
-    /// Requests that the next iteration be timed. Called once a second, so that a worker with few
-    /// requests is measured too.
+    /// Requests that the next iteration be timed. The caller does so once a second, so that a
+    /// worker with few requests is measured too.
     pub(crate) fn request(&self) {
         if self.0.load(Ordering::Relaxed) != Self::RUNNING {
             // The worker may begin a timed iteration at the same moment. That iteration is then not

@@ -24,9 +24,9 @@ const ACTIVITY_MASK: u64 = (1 << FD_SHIFT) - 1;
 pub(crate) enum Activity {
     /// A retrieval, or receiving and sending.
     Serving,
-    /// Commands from other threads.
+    /// The thread executes commands from other threads.
     Commands,
-    /// Answering the received requests before the server ends.
+    /// The thread replies to the received requests before the server ends.
     Draining,
     /// The maintenance that the acceptor's thread performs every second.
     Upkeep,
@@ -126,7 +126,7 @@ impl Heartbeat {
     }
 }
 
-/// A heartbeat at one moment. While two successive readings are equal, the thread has made no
+/// The heartbeat at one moment. While two successive readings are equal, the thread has made no
 /// progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct HeartbeatState(u64);

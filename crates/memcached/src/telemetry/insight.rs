@@ -116,7 +116,7 @@ impl HotKeys {
     }
 
     /// Queues one of the keys of a worker's latest gets, and schedules the next sample. Never
-    /// waits; a key that does not fit into the queue is dropped.
+    /// blocks; a key that does not fit into the queue is dropped.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, worker: usize, next: &NextSample, gets: u64, keys: &[&[u8]]) {

@@ -23,7 +23,7 @@ struct Counts {
     deletes: u64,
 }
 
-/// Clients choose the prefixes, so the hasher is seeded.
+/// The table by prefix. Its hasher is seeded, because clients choose the prefixes.
 type Table = DashMap<Box<[u8]>, Counts, foldhash::fast::RandomState>;
 
 /// Counts by prefix.
@@ -32,7 +32,8 @@ pub(crate) struct PrefixCounts {
     /// Contains [`DETAIL`] while counting is on.
     observed: Arc<AtomicU32>,
     delimiter: u8,
-    /// A concurrent map: while counting is on, every request of every worker writes to it.
+    /// The counts by prefix. The map is concurrent, because every request of every worker writes to
+    /// it while counting is on.
     table: Table,
     /// The number of prefixes in the table, including those about to be inserted.
     len: AtomicUsize,
@@ -99,8 +100,8 @@ impl PrefixCounts {
         self.record(key, |counts| counts.deletes += 1);
     }
 
-    /// Counts for the prefix of `key`. Keys without the delimiter have no prefix and are not
-    /// counted.
+    /// Adds one request to the counts of the prefix of `key`. Keys without the delimiter have no
+    /// prefix and are not counted.
     fn record(&self, key: &[u8], count: impl FnOnce(&mut Counts)) {
         let Some(end) = key.iter().position(|byte| *byte == self.delimiter) else { return };
         let prefix = &key[..end];

@@ -125,9 +125,9 @@ impl Drop for Successor {
 /// The reason why the new process does not serve.
 #[derive(Debug)]
 pub(crate) enum NotGiven {
-    /// This process continues.
+    /// The old process continues to serve.
     Resumed(String),
-    /// The new process has had access to the memory, so this one cannot continue.
+    /// The new process has had access to the memory, so the old one cannot continue.
     Lost(String),
 }
 
@@ -138,8 +138,8 @@ pub(crate) fn memory_file(shared: &Shared) -> Option<(u64, u64)> {
 }
 
 /// Stops this process between two requests, and hands over memory and connections. Blocks the
-/// acceptor's thread, so that nothing is accepted and the clock stands still meanwhile. The new
-/// process must be ready within `limit`.
+/// acceptor's thread, so that in the meantime no connection is accepted and the clock stands still.
+/// The new process must be ready within `limit`.
 ///
 /// # Errors
 /// [`NotGiven`].
@@ -333,8 +333,8 @@ impl Upgradable {
         Ok(Upgradable { program, sockets: sockets.into(), objects, limit })
     }
 
-    /// Starts the new process on a separate thread, and lets it open the object store; meanwhile,
-    /// this process serves items. The outcome is sent on the channel.
+    /// Starts the new process on a separate thread, and lets it open the object store. In the
+    /// meantime, this process serves items. The outcome is sent on the channel.
     pub(crate) fn start(&self, shared: &Shared) -> oneshot::Receiver<Prepared> {
         tracing::info!(program = %self.program.path.display(), "starting a new process that takes over");
         let (sender, prepared) = oneshot::channel();
@@ -355,8 +355,8 @@ impl Upgradable {
         prepared
     }
 
-    /// Lets the new process take over, and returns whether it did. If not, this process continues,
-    /// or must end because of a defect.
+    /// Lets the new process take over, and returns whether it did. If it did not, this process
+    /// continues, or must end because of a defect.
     pub(crate) fn finish(&self, shared: &Shared, prepared: Prepared) -> bool {
         let given = prepared.map_err(NotGiven::Resumed).and_then(|mut successor| {
             if shared.kv.memory_file().is_none() {

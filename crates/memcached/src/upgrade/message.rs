@@ -53,7 +53,8 @@ pub(crate) enum Message {
     /// The old process has stopped. The descriptor of the memory file, if there is one, accompanies
     /// the message.
     Memory(MemoryState),
-    /// Connections. The descriptors of their sockets accompany the message, in the same order.
+    /// The message has connections. The descriptors of their sockets accompany the message, in the
+    /// same order.
     Connections(Vec<HandedConnection>),
     /// The new process is ready to serve.
     Ready { items: u64, connections: u32 },
@@ -89,7 +90,7 @@ const SOCKET_KINDS: [SocketKind; 6] = [
 /// The state of the old process after it has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryState {
-    /// The second of its clock.
+    /// The time of the old process's clock, in seconds.
     pub(crate) clock_secs: u32,
     /// The nanoseconds that have passed within that second.
     pub(crate) clock_nanos: u32,
@@ -154,8 +155,8 @@ impl Message {
     /// Decodes a packet.
     ///
     /// # Errors
-    /// [`Unknown`] if the packet is none of these messages, or exceeds a limit. An offer of another
-    /// version is decoded only up to its version.
+    /// Returns [`Unknown`] if the packet is none of these messages, or exceeds a limit. An offer of
+    /// another version is decoded only up to its version.
     pub(crate) fn decode(packet: &[u8]) -> Result<Message, Unknown> {
         if packet.len() > MESSAGE_BYTES_MAX {
             return Err(Unknown);

@@ -59,7 +59,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Set in the environment of a new process, whose standard input is the socket.
+/// The environment variable that tells a new process that its standard input is the socket.
 pub(crate) const VARIABLE: &str = "CACHED_HAND_OVER";
 
 /// The program and the arguments of this process.
@@ -109,7 +109,7 @@ pub(crate) enum ChannelError {
     /// The other process has not replied in time.
     #[error("it has not replied in time")]
     Late,
-    /// The other process has sent an unexpected message.
+    /// The other process has sent another message than the expected one.
     #[error("it has sent an unexpected message")]
     Unexpected,
     /// The system's reason.
@@ -137,7 +137,7 @@ impl Channel {
     /// Takes over an end that another process has created.
     ///
     /// # Errors
-    /// If the descriptor is not such a socket.
+    /// Fails if the descriptor is not such a socket.
     pub(crate) fn over(socket: OwnedFd) -> io::Result<Channel> {
         if rustix::net::sockopt::socket_type(&socket)? != SocketType::SEQPACKET {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a socket of packets"));
@@ -227,7 +227,8 @@ impl Channel {
     /// Receives a message without descriptors, which must equal `message`.
     ///
     /// # Errors
-    /// Like [`receive`](Self::receive), and [`ChannelError::Unexpected`] for any other message.
+    /// Returns the errors of [`receive`](Self::receive), and [`ChannelError::Unexpected`] for any
+    /// other message.
     pub(crate) fn expect(&self, message: &Message, deadline: Instant) -> Result<(), ChannelError> {
         match self.receive(deadline)? {
             (received, descriptors) if received == *message && descriptors.is_empty() => Ok(()),

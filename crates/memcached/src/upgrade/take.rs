@@ -14,8 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The maximum time that the old process may take for each step. The old process itself has shorter
-/// limits.
+/// The maximum time that the new process waits for each step of the old one. The old process itself
+/// has shorter limits.
 const STEP_MAX: Duration = Duration::from_secs(2 * 60 * 60);
 /// The maximum number of connections that are taken over.
 const CONNECTIONS_MAX: u32 = 1 << 22;

@@ -9,8 +9,9 @@ use connection::AddressError;
 /// The maximum number of addresses of a client.
 const ADDRESSES_MAX: usize = 16;
 
-/// The addresses of servers of one store, of which one serves at a time: of a single server, or of
-/// the hosts of which the elected one serves. As text, they are separated by commas.
+/// The addresses of the servers of one store, only one of which serves at a time: of a single
+/// server, or of the hosts of an election, whose leader serves. As text, the addresses are
+/// separated by commas.
 ///
 /// ```
 /// use synapse::Addresses;

@@ -48,13 +48,13 @@ pub struct ClientConfig {
     pub secret: Option<Secret>,
     /// The number of connections, 1 to 64. Default: 2.
     pub connections: u16,
-    /// The largest number of outstanding requests per connection, if the server grants it; 1 to
-    /// 65 536. Default: 64.
+    /// The maximum number of outstanding requests per connection, if the server grants as many; 1
+    /// to 65 536. Default: 64.
     pub slots: u32,
-    /// The largest number of outstanding bytes of requests and answers per connection, if the
-    /// server grants it. Default: 32 MiB.
+    /// The maximum number of outstanding bytes of requests and replies per connection, if the
+    /// server grants as many. Default: 32 MiB.
     pub bytes: u64,
-    /// The largest number of calls per connection that wait for a slot; further calls fail with
+    /// The maximum number of calls per connection that wait for a slot; further calls fail with
     /// `Retryable`. Default: 65 536.
     pub waiting_max: usize,
     /// Whether a CRC-32 protects payloads, in both directions.
@@ -63,21 +63,21 @@ pub struct ClientConfig {
     pub connect_timeout: Duration,
     /// The silence of the server after which a ping is sent. Default: 5 s.
     pub keep_alive: Duration,
-    /// The silence after which the server counts as dead, and the client connects again. Default:
-    /// 15 s.
+    /// The duration of silence after which the client considers the server dead, and connects
+    /// again. Default: 15 s.
     pub peer_timeout: Duration,
-    /// The first pause between two attempts to connect, each of which tries every server; each
-    /// further pause is doubled. Default: 10 ms.
+    /// The first pause between two attempts to connect, each of which tries every server. The pause
+    /// is doubled after each attempt. Default: 10 ms.
     pub backoff_min: Duration,
     /// The longest pause between two attempts to connect. Default: 2 s.
     pub backoff_max: Duration,
-    /// The longest time that requests wait for a connection before they fail. Default: 30 s.
+    /// The maximum time that requests wait for a connection before they fail. Default: 30 s.
     pub reconnect_timeout: Duration,
-    /// The time limit of a call without a deadline of its own. `None` for no limit.
+    /// The time limit of a call without a deadline of its own. If `None`, such a call has no limit.
     pub call_timeout: Option<Duration>,
     /// The name of this client in the server's log.
     pub name: String,
-    /// The name of the secret, for a server with several; empty for a server with one.
+    /// The name of the secret, for a server that has several; empty for a server that has one.
     pub key: String,
     /// Whether this client belongs to a server, which keeps [its record](crate::NodeRecord) in the
     /// store that it connects to. Only such clients may use [reserved
@@ -86,17 +86,17 @@ pub struct ClientConfig {
     /// The bytes of buffers for large payloads that are kept for reuse. Default: 32 MiB.
     pub payload_pool_bytes_max: usize,
     /// Records a span for each call that is [traced](blocker::Call::trace), from the call to its
-    /// answer.
+    /// reply.
     pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The seed of the session's id and of the pauses' random part, for repeatable tests. If
-    /// `None`, random bytes of the operating system are used. Two clients with one seed take each
-    /// other's sessions.
+    /// The seed of the session's ID and of the pauses' random part, for repeatable tests. If
+    /// `None`, random bytes of the operating system are used. Two clients with the same seed take
+    /// each other's sessions.
     #[doc(hidden)]
     pub seed: Option<u64>,
     /// Resends changes even if the server has forgotten whether they were executed, so that tests
-    /// can show that their checks detect that. Without effect in a release build.
+    /// can show that their checks detect that. It has no effect in a release build.
     #[doc(hidden)]
     pub guesses_outcomes: bool,
 }
@@ -135,7 +135,7 @@ impl ClientConfig {
     /// Checks that the settings are within their ranges and consistent.
     ///
     /// # Errors
-    /// The first invalid setting, and its valid values.
+    /// Returns the first invalid setting, and its valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         check(!(1..=64).contains(&self.connections), "connections", "must be 1 to 64")?;

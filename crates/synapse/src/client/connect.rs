@@ -37,8 +37,8 @@ pub(super) struct Connected {
 /// connection. Tries each server once.
 ///
 /// # Errors
-/// `Denied`: wrong secret at one of the servers. `Retryable`: everything else, with the cause at
-/// each server.
+/// Returns `Denied` if the secret is wrong at one of the servers; otherwise `Retryable`, with the
+/// cause at each server.
 pub(super) async fn connect_in_turn(
     config: &ClientConfig,
     first: usize,
@@ -73,7 +73,7 @@ fn all_failed(mut causes: Vec<Error>) -> Error {
 /// Connects to a server and performs the handshake, within `connect_timeout`.
 ///
 /// # Errors
-/// `Denied`: wrong secret. `Retryable`: everything else.
+/// Returns `Denied` if the secret is wrong, and `Retryable` for every other failure.
 async fn connect(
     config: &ClientConfig,
     server: usize,
@@ -205,7 +205,8 @@ fn decode(head: &Head<'_>, payload: &[u8]) -> Result<HandshakeReply, Error> {
     }
 }
 
-/// Names the server in an error. Every error except `Denied` becomes `Retryable`: a failed attempt.
+/// Adds the server's address to an error. Every error except `Denied` becomes `Retryable`, because
+/// only this attempt has failed.
 fn with_address(address: &Address, error: Error) -> Error {
     match error {
         Error::Denied(text) => Error::Denied(format!("{address}: {text}").into()),
@@ -219,18 +220,18 @@ fn with_address(address: &Address, error: Error) -> Error {
 /// The server that the client uses, or tries first.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Current {
-    /// Its number among the client's addresses.
+    /// The server's number among the client's addresses.
     pub(super) server: usize,
-    /// The last server with a connection, and its instance.
+    /// The server of the last connection, and its instance.
     pub(super) connected: Option<(usize, InstanceId)>,
 }
 
 impl Shared {
     /// Connects a lane to the server that the other lanes use, or else to the next one that
-    /// answers. If another lane chooses a server meanwhile, this lane follows at once.
+    /// accepts. If another lane chooses a server in the meantime, this lane immediately follows it.
     ///
     /// # Errors
-    /// As [`connect_in_turn`].
+    /// Returns the errors of [`connect_in_turn`].
     pub(super) async fn reach(&self, lane: u16) -> Result<Connected, Error> {
         let config = ClientConfig { secret: self.secret.lock().clone(), ..self.config.clone() };
         loop {
@@ -248,8 +249,8 @@ impl Shared {
         }
     }
 
-    /// Tries the next server first from now on, because a connection to `server` has ended: unless
-    /// another lane has moved on already.
+    /// Makes the client try the next server first from now on, because a connection to `server` has
+    /// ended. Has no effect if another lane has already chosen another server.
     pub(super) fn leave(&self, server: usize) {
         let count = self.config.addresses.count();
         {
@@ -271,7 +272,7 @@ impl Shared {
     /// Accepts a connection after its handshake, if its server still serves the same backend.
     ///
     /// # Errors
-    /// `Retryable`, with what differs.
+    /// Returns `Retryable`, with the difference.
     pub(super) fn accept(&self, connected: Connected) -> Result<Connected, Error> {
         let Connected { server, welcome, .. } = &connected;
         let address = self.config.addresses.of(*server);
@@ -317,7 +318,7 @@ impl Shared {
         Ok(connected)
     }
 
-    /// Notes that a lane has a connection.
+    /// Records that a lane has a connection.
     pub(super) fn lane_up(&self) {
         self.lanes_up.fetch_add(1, Ordering::AcqRel);
         if self.is_away.swap(false, Ordering::AcqRel) {
@@ -325,7 +326,7 @@ impl Shared {
         }
     }
 
-    /// Notes that a lane has lost its connection.
+    /// Records that a lane has lost its connection.
     pub(super) fn lane_down(&self, why: &Error) {
         if self.lanes_up.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_away.swap(true, Ordering::AcqRel) {
             tracing::warn!(server = %self.config.addresses, cause = %why, "the server is unreachable; retrying");
@@ -333,11 +334,11 @@ impl Shared {
     }
 
     /// Checks that the server still serves the store of the first connection, with at least the
-    /// same promises. Limits may change; requests beyond the new limits are refused. Returns
+    /// same guarantees. Limits may change; requests beyond the new limits are refused. Returns
     /// whether the server has replaced a store in memory, which no restart survives, by a new one.
     ///
     /// # Errors
-    /// One line: what differs, and what the client expects.
+    /// Returns one line: what differs, and what the client expects.
     fn check_store(&self, welcome: &Welcome) -> Result<bool, String> {
         let now = &welcome.capabilities;
         let is_in_memory = |can: &Capabilities| can.survives == Survives::Nothing;
@@ -399,8 +400,8 @@ impl Shared {
     }
 }
 
-/// Returns a promise of `before` that `now` lacks, if there is one. Sizes and numbers are not
-/// promises: requests beyond them are refused.
+/// Returns a guarantee of `before` that `now` lacks, if there is one. Sizes and numbers are not
+/// guarantees: requests beyond them are refused.
 fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static str> {
     let largest = now.object_bytes_max.min(now.request_bytes_max);
     let is_lost = [

@@ -35,7 +35,7 @@ pub(super) struct Connection<'a> {
     shared: &'a Shared,
     /// The number of the server among the client's addresses.
     server: usize,
-    /// Whether the server has answered anything, and is not silent.
+    /// Whether the server has sent an answer and has not been silent since.
     is_proven: bool,
     stream: Stream,
     input: Input,
@@ -49,8 +49,8 @@ pub(super) struct Connection<'a> {
     keep_alive: Duration,
     timer: Timer,
     pinged_at: Timestamp,
-    /// The number of bytes sent up to the end of the first ping since the server's last bytes; 0 if
-    /// no ping was sent.
+    /// The number of bytes that were sent up to the end of the first ping after the server's last
+    /// bytes; 0 if no ping has been sent since.
     ping_end: u64,
     /// The number of bytes received by the server, as last reported by the system.
     received_bytes: u64,
@@ -204,7 +204,7 @@ impl<'a> Connection<'a> {
         self.received_bytes = received;
     }
 
-    /// Handles all complete frames. Returns whether there were answers among them.
+    /// Handles all complete frames. Returns whether they included answers.
     fn handle_frames(&mut self) -> Result<bool, End> {
         let address = self.shared.config.addresses.of(self.server);
         let broken = |error: &dyn std::fmt::Display| {
@@ -271,7 +271,7 @@ impl<'a> Connection<'a> {
         ))
     }
 
-    /// Sends a goodbye if the socket takes it at once, and closes the connection.
+    /// Sends a goodbye if the socket accepts it immediately, and closes the connection.
     pub(super) async fn send_goodbye(mut self) {
         self.output.push_head(|out| codec::encode_goodbye(out, Ok(Status::Ending)));
         let _ = poll_fn(|cx| match self.output.poll_flush(cx, &mut self.stream) {
@@ -296,7 +296,7 @@ fn yield_to_callers(cx: &mut Context<'_>) {
 
 // ---- The deadlines of a lane's calls, kept with a connection and without one.
 
-/// One timer for all calls of a lane: it is set to the next deadline.
+/// A timer for all calls of a lane. It is set to the earliest deadline.
 pub(super) struct Deadlines {
     timer: Timer,
     shared: Arc<Shared>,
@@ -319,7 +319,8 @@ impl Deadlines {
         }
     }
 
-    /// Waits for `future` and keeps deadlines meanwhile. Returns `None` once the client is closed.
+    /// Waits for `future`, and enforces deadlines in the meantime. Returns `None` if the client has
+    /// been closed.
     pub(super) async fn during<T>(&mut self, lane: &Lane, future: impl Future<Output = T>) -> Option<T> {
         let mut future = pin!(future);
         poll_fn(|cx| {
@@ -384,8 +385,9 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
     }
 }
 
-/// Returns the pause before the next attempt: it doubles up to the longest, and is drawn from its
-/// upper half, so that the clients of a restarted server do not connect all at once.
+/// Returns the pause before the next attempt. The pause doubles up to its maximum, and is drawn
+/// from the upper half of this range, so that the clients of a restarted server do not all connect
+/// at the same time.
 fn backoff(shared: &Shared, failures: u32) -> Duration {
     let config = &shared.config;
     let full = config.backoff_min.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));

@@ -32,14 +32,15 @@ use connection::Output;
 
 use state::{Slot, SlotState, State, Waiter};
 
-/// With this many bytes to send, some are sent before more requests are encoded, so that the server
-/// works on the first requests while this side encodes the next.
+/// The number of bytes to send above which some are sent before more requests are encoded, so that
+/// the server works on the first requests while this side encodes the next ones.
 const SEND_BYTES: usize = 32 * 1024;
 
 pub(super) struct Lane {
     pub(super) index: u16,
     config: ClientConfig,
-    /// The number of requests, including those that wait for a slot; calls choose a lane by it.
+    /// The number of requests, including those that wait for a slot. It decides which lane a call
+    /// uses.
     load: AtomicU32,
     is_up: AtomicBool,
     ended: Notify,
@@ -50,7 +51,7 @@ pub(super) struct Lane {
 pub(super) enum Submitted {
     /// A slot.
     Queued(RequestId),
-    /// A position in the queue for slots: its ticket.
+    /// The call waits in the queue for slots; the number is its ticket.
     Waits(u64),
     /// An error: the request is not sent.
     Failed(Error),
@@ -61,11 +62,12 @@ pub(super) enum Submitted {
 pub(super) struct Resent {
     /// The number of requests that are resent.
     pub(super) count: u64,
-    /// The number of requests that must not be resent, and will not be answered.
+    /// The number of requests that must not be resent and will not be answered.
     pub(super) lost_count: u64,
 }
 
-/// The share of the remaining time that is reserved for the answer's transit, and its maximum.
+/// The remaining time is divided by this number to get the time reserved for the transit of the
+/// answer, which is at most [`ANSWER_TIME_MAX`].
 const ANSWER_SHARE: u32 = 8;
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(250);
 
@@ -77,7 +79,7 @@ fn server_deadline(now: Timestamp, deadline: Timestamp) -> Option<Timestamp> {
     (deadline != NEVER).then(|| now + (left - (left / ANSWER_SHARE).min(ANSWER_TIME_MAX)))
 }
 
-/// The deadline of a call that has none.
+/// The deadline of a call without a deadline.
 pub(super) const NEVER: Timestamp = Timestamp(u64::MAX);
 
 impl Lane {
@@ -196,7 +198,8 @@ impl Lane {
         Submitted::Queued(id)
     }
 
-    /// Returns the outcome of a request, and frees its slot; until then keeps the caller's waker.
+    /// Returns the outcome of a request, and frees its slot. Before that, stores the caller's
+    /// waker.
     pub(super) fn poll(&self, id: RequestId, cx: &Context<'_>) -> Poll<Result<Outcome, Error>> {
         let mut state = self.state.lock();
         let slot = &mut state.slots[id.slot as usize];
@@ -218,7 +221,7 @@ impl Lane {
         Poll::Ready(outcome)
     }
 
-    /// Called when a caller drops its request.
+    /// Handles that a caller has dropped its request.
     pub(super) fn abandon(&self, id: RequestId) {
         let mut state = self.state.lock();
         let request = state.slots[id.slot as usize].request.take();
@@ -231,7 +234,7 @@ impl Lane {
         drop((request, outcome));
     }
 
-    /// Called when a request that waits with this ticket is dropped.
+    /// Handles that a request that waits with this ticket was dropped.
     pub(super) fn cancel_wait(&self, ticket: u64) {
         let next = {
             let mut state = self.state.lock();
@@ -270,8 +273,8 @@ impl Lane {
         state.is_closed
     }
 
-    /// Called with a new connection. Requests that were sent on the last one are resent where that
-    /// is safe.
+    /// Handles a new connection. Requests that were sent on the last one are resent if that is
+    /// safe.
     pub(super) fn connected(&self, welcome: &Welcome) -> Resent {
         let credits = welcome.credits;
         let mut wakers = Vec::new();
@@ -307,7 +310,7 @@ impl Lane {
         resent
     }
 
-    /// Called when the connection is lost, with the cause.
+    /// Handles the loss of the connection, with its cause.
     pub(super) fn disconnected(&self, now: Timestamp, why: Error) {
         self.is_up.store(false, Ordering::Relaxed);
         let is_denied = matches!(why, Error::Denied(_));
@@ -323,14 +326,14 @@ impl Lane {
         }
     }
 
-    /// Called when the server has announced its shutdown, after its last answer. Returns how many
-    /// requests wait to be resent because the server has not begun them.
+    /// Handles that the server has announced its shutdown and sent its last answer. Returns how
+    /// many requests wait to be resent because the server has not begun them.
     pub(super) fn take_back_unexecuted(&self) -> u64 {
         self.state.lock().take_back_unexecuted()
     }
 
-    /// Encodes requests while there is credit, until there is enough to send. Returns whether there
-    /// are more.
+    /// Encodes requests while there is credit, until there is enough to send. Returns whether more
+    /// requests remain.
     pub(super) fn fill(&self, output: &mut Output, now: Timestamp, has_crc: bool) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -371,7 +374,7 @@ impl Lane {
         false
     }
 
-    /// Called when the server has changed the grant to `bytes`.
+    /// Applies a grant that the server has changed to `bytes`.
     pub(super) fn granted(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.credits.bytes = bytes;
@@ -379,11 +382,11 @@ impl Lane {
         state.requested_bytes = 0;
     }
 
-    /// Called when an answer has arrived. If the caller still waits, `decode` returns the outcome,
-    /// and `record` receives it with the request.
+    /// Handles an answer. If the caller still waits, `decode` returns the outcome, and `record`
+    /// receives it with the request.
     ///
     /// # Errors
-    /// The answer is invalid: close the connection.
+    /// Fails if the answer is invalid: the caller must close the connection.
     pub(super) fn answered(
         &self,
         id: RequestId,
@@ -435,10 +438,10 @@ impl Lane {
         Ok(())
     }
 
-    /// Called when the server confirms a cancellation.
+    /// Handles the server's confirmation of a cancellation.
     ///
     /// # Errors
-    /// As [`Self::answered`].
+    /// Returns the errors of [`Self::answered`].
     pub(super) fn cancelled(&self, id: RequestId) -> Result<(), Error> {
         let op = {
             let state = self.state.lock();
@@ -453,7 +456,7 @@ impl Lane {
         self.ended.notified().await;
     }
 
-    /// Called when the lane's task has ended.
+    /// Records that the lane's task has ended.
     pub(super) fn end(&self) {
         self.ended.notify_one();
     }
@@ -529,7 +532,7 @@ impl Lane {
 
 // ---- The results of calls that get no response.
 
-/// Returns the error of a request that was sent and stays without an answer.
+/// Returns the error of a request that was sent and will not be answered.
 fn unanswered_error(op: Op, why: &'static str) -> Error {
     match op.kind() {
         Kind::Change => Error::OutcomeUnknown(why.into()),
@@ -556,7 +559,7 @@ pub(super) fn unreachable_error(why: &Error) -> Error {
     }
 }
 
-/// Returns the error of a request whose answer has a damaged payload: only its head is valid.
+/// Returns the error of a request whose answer has a damaged payload, although its head is valid.
 pub(super) fn damaged_error(op: Op) -> Error {
     match op.kind() {
         Kind::Change => Error::OutcomeUnknown("the answer was damaged in transit".into()),

@@ -52,28 +52,28 @@ use unflushed::Unflushed;
 ///
 /// Beyond the contract of [`blocker::Blocker`]:
 ///
-/// - A request whose connection breaks is resent; the server recognises it and executes it at most
-///   once. If the server has restarted meanwhile, or has forgotten the session, a change fails with
-///   `OutcomeUnknown`.
+/// - If the connection of a request breaks, the request is resent; the server recognises it and
+///   executes it at most once. If the server has restarted in the meantime, or has forgotten the
+///   session, a change fails with `OutcomeUnknown`.
 /// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail
 ///   with `WritesLost`, unless the acknowledging instance is known to have stored everything before
 ///   it ended.
-/// - When the server comes back with other limits, the client follows them;
+/// - If the server has other limits after a restart, the client follows them;
 ///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that
-///   promises less than before, or that serves another store, is refused with `Retryable`.
-/// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], and then
+///   guarantees less than before, or that serves another store, is refused with `Retryable`.
+/// - Without a connection, requests wait for at most [`ClientConfig::reconnect_timeout`]. Then they
 ///   fail with `Retryable` (or, if they had been sent, as if their answer were lost).
-/// - Dropping a reply cancels the request at the server; its slot is free again when the server has
-///   answered the cancellation.
+/// - If a reply is dropped, its request is cancelled at the server; its slot is free again when the
+///   server has confirmed the cancellation.
 ///
 /// # Several servers
 ///
-/// With several [addresses](ClientConfig::addresses), all connections are to the same server, until
-/// that one is lost: it refuses, does not complete the handshake within
-/// [`ClientConfig::connect_timeout`], is silent for [`ClientConfig::peer_timeout`], or its name does
-/// not resolve. Then the next address is tried at once, and a pause follows only after all of them
-/// have failed. The guarantees above hold across servers: a server that takes over is another
-/// instance over the same store.
+/// If there are several [addresses](ClientConfig::addresses), all connections are to the same
+/// server, until that server is lost: it refuses, does not complete the handshake within
+/// [`ClientConfig::connect_timeout`], is silent for [`ClientConfig::peer_timeout`], or its name
+/// does not resolve. Then the next address is tried immediately, and a pause follows only after all
+/// of them have failed. The guarantees above hold across servers: a server that takes over is
+/// another instance over the same store.
 ///
 /// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle
 /// of the same connections, which are closed when the last handle and the last reply are dropped.
@@ -96,7 +96,7 @@ pub(crate) struct Shared {
     client: [u8; 16],
     /// The server's capabilities, from the last welcome.
     capabilities: RwLock<Capabilities>,
-    /// The identity of the store that the server serves, once it is known.
+    /// The identity of the store that the server serves, if it is known.
     store: Mutex<Option<StoreId>>,
     pool: Arc<PayloadPool>,
     events: EventHub,
@@ -117,17 +117,17 @@ counters! {
     /// The client's counters.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct ClientCounters<C = u64> {
-        /// Connections to the server, the first ones included.
+        /// The number of connections to the server, including the first ones.
         connects => "synapse_client_connections_total",
-        /// Changes to another server of those that the client knows.
+        /// The number of changes to another of the servers that the client knows.
         server_changes => "synapse_client_server_changes_total",
-        /// Requests sent again on another connection.
+        /// The number of requests that were sent again on another connection.
         resends => "synapse_client_resends_total",
-        /// Requests that were sent and whose answer was lost.
+        /// The number of requests that were sent and whose answer was lost.
         unanswered => "synapse_client_answers_lost_total",
-        /// Requests whose deadline passed.
+        /// The number of requests whose deadline passed.
         late => "synapse_client_deadlines_passed_total",
-        /// Pings that were answered.
+        /// The number of pings that were answered.
         pings_answered => "synapse_client_pings_answered_total",
     }
 }
@@ -155,11 +155,11 @@ impl SynapseBlocker {
     /// Connects to a server. The connections run on the current tokio runtime.
     ///
     /// # Errors
-    /// `Denied`: the secret is wrong, or the server does not prove that it knows it. `Invalid`: the settings
-    /// cannot work. `Retryable`: the server cannot be reached.
+    /// Returns `Denied` if the secret is wrong, or the server does not prove that it knows it;
+    /// `Invalid` if the settings cannot work; and `Retryable` if the server cannot be reached.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub async fn connect(config: ClientConfig) -> Result<Self> {
         config.check().map_err(|error| Error::Invalid(error.to_string().into()))?;
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());
@@ -204,7 +204,7 @@ impl SynapseBlocker {
         SecretHandle(Arc::downgrade(&self.core.shared))
     }
 
-    /// Returns this client's counters. As metrics they are part of
+    /// Returns this client's counters. As metrics, they are part of
     /// [`Control::metrics`](blocker::Control::metrics).
     #[must_use]
     pub fn counters(&self) -> ClientCounters {
@@ -217,11 +217,11 @@ impl SynapseBlocker {
         *self.core.shared.store.lock()
     }
 
-    /// Connects, in a program without a tokio runtime: the connections run on a thread of their own, which
-    /// ends with them. Blocks until connected.
+    /// Connects, in a program without a tokio runtime. The connections run on a separate thread,
+    /// which ends with them. Blocks until connected.
     ///
     /// # Errors
-    /// As [`Self::connect`]; `Retryable` if the thread cannot be started.
+    /// Returns the errors of [`Self::connect`], and `Retryable` if the thread cannot be started.
     pub fn connect_on_thread(config: ClientConfig) -> Result<Self> {
         let (connected, wait) = std::sync::mpsc::sync_channel(1);
         let failed = |error: std::io::Error| {
@@ -244,7 +244,7 @@ impl SynapseBlocker {
     }
 }
 
-/// Waits until all lanes have ended; they end with the core.
+/// Waits until all lanes have ended. They end when the core is dropped.
 async fn all_ended(core: &Weak<Core>) {
     let lanes = core.upgrade().map(|core| core.lanes.clone()).unwrap_or_default();
     for lane in lanes {

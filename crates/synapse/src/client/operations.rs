@@ -15,7 +15,7 @@ use super::lane::{Lane, Submitted};
 use super::{Core, SynapseBlocker};
 use crate::codec::{Answer, Features, Outcome, Request, RequestId, is_unmatchable_prefix};
 
-/// Returns the call of a request, and takes `$reply` from an answer that matches `$answer`.
+/// Returns the call of a request. The call takes `$reply` from an answer that matches `$answer`.
 macro_rules! call {
     ($core:expr, $request:expr, $answer:pat => $reply:expr) => {
         Call::new(Arc::clone($core), $request, |answer| match answer {
@@ -123,13 +123,13 @@ impl Blocker for SynapseBlocker {
 // ---- One call: a future that takes a slot, waits for the response, and cancels the request when
 // it is dropped.
 
-/// A call that returns a `T`. It does nothing before it is polled.
+/// A call that returns a `T`. It does nothing until it is polled.
 pub(super) struct Call<T> {
     core: Arc<Core>,
     /// The request, until it is moved into a slot.
     request: Option<Request>,
     place: Place,
-    /// Returns the reply from an answer, if the answer is of the right operation.
+    /// Returns the reply in an answer, if the answer is for this operation.
     take: fn(Answer) -> Option<T>,
     /// The span from the call to its answer, if the call is traced.
     span: Option<Span>,
@@ -246,7 +246,7 @@ impl<T> Drop for Call<T> {
 /// The maximum number of metric samples that are fetched from a server.
 const SAMPLES_MAX: u64 = 65_536;
 
-/// The server's control plane. Its metrics come with this client's own, which have the label
+/// The server's control plane. Its metrics include this client's own, which have the label
 /// `server`.
 ///
 /// A server without typed metrics returns names and numbers, which become gauges without help
@@ -351,7 +351,7 @@ async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
     Ok(all)
 }
 
-/// This client's counters, with the addresses of its servers as the label `server`.
+/// Collects this client's counters, with the addresses of its servers as the label `server`.
 impl Collect for SynapseBlocker {
     fn collect(&self, into: &mut Families) {
         let server = Label::from(("server", self.core.shared.config.addresses.to_string()));

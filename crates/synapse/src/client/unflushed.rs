@@ -22,14 +22,15 @@ use crate::codec::InstanceId;
 
 /// The maximum number of objects recorded individually, separately for dirty and lost ones.
 const OBJECTS_MAX: usize = 64 * 1024;
-/// The maximum number of recorded namespaces; beyond that, everything counts as dirty.
+/// The maximum number of recorded namespaces. If there are more, everything counts as dirty.
 const NAMESPACES_MAX: usize = 4096;
 /// The number of objects that a flush removes before the lock is released once.
 const STEP_COUNT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Unflushed {
-    /// Whether anything was ever recorded; avoids the lock where everything is stored at once.
+    /// Whether anything was ever recorded. It avoids the lock in clients whose changes are all
+    /// stored immediately.
     is_any: AtomicBool,
     state: Mutex<State>,
 }
@@ -39,11 +40,13 @@ struct State {
     instance: Option<InstanceId>,
     /// Instances known to have stored everything before they ended.
     closed: Vec<InstanceId>,
-    /// Rises with each acknowledgement, so that a flush can tell earlier from later ones.
+    /// A number that rises with each acknowledgement, so that a flush can tell earlier ones from
+    /// later ones.
     tick: u64,
     dirty: HashMap<Namespace, Dirty>,
     dirty_count: usize,
-    /// The last tick of changes in unrecorded namespaces: everything counts as dirty.
+    /// The last tick of a change in an unrecorded namespace. If it is set, everything counts as
+    /// dirty.
     dirty_all: Option<u64>,
     lost: HashMap<Namespace, Lost>,
     lost_count: usize,
@@ -64,8 +67,8 @@ struct Dirty {
     objects: HashMap<Name, (u64, Domains)>,
     /// The same objects by tick, the oldest first, for flushes.
     by_tick: BTreeMap<(Domains, u64), Name>,
-    /// The last tick of a change in the namespace, if it has too many objects to record: all of it
-    /// counts.
+    /// The last tick of a change in the namespace, if the namespace has too many objects to record.
+    /// If it is set, the whole namespace counts as dirty.
     whole: Option<u64>,
 }
 
@@ -77,8 +80,8 @@ struct Lost {
 }
 
 impl Unflushed {
-    /// Called when a connection to `instance` is accepted; `closed` are instances known to have
-    /// stored everything before they ended. Returns whether the instance has changed; then dirty
+    /// Records that a connection to `instance` was accepted; `closed` are instances known to have
+    /// stored everything before they ended. Returns whether the instance has changed. If so, dirty
     /// objects are lost, unless the previous instance is among `closed`.
     pub(super) fn connected_to(&self, instance: InstanceId, closed: &[InstanceId]) -> bool {
         let mut state = self.state.lock();
@@ -107,7 +110,7 @@ impl Unflushed {
         true
     }
 
-    /// Called when `instance` has acknowledged a change of `object` as *cached*.
+    /// Records that `instance` has acknowledged a change of `object` as *cached*.
     pub(super) fn acknowledged(&self, instance: InstanceId, object: &ObjectId, domain: Option<OrderDomain>) {
         let mut state = self.state.lock();
         self.is_any.store(true, Ordering::Release);
@@ -147,11 +150,11 @@ impl Unflushed {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().tick } else { 0 }
     }
 
-    /// Called when the server has answered a flush that began at `begun` with *stored*: removes the
-    /// changes that the flush covers.
+    /// Removes the changes that a flush covers, which began at `begun` and which the server has
+    /// answered with *stored*.
     ///
     /// # Errors
-    /// `WritesLost`, if the flush covers lost changes.
+    /// Returns `WritesLost` if the flush covers lost changes.
     pub(super) fn flushed(&self, scope: &Scope, begun: u64) -> Result<(), Error> {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
@@ -318,8 +321,8 @@ impl Dirty {
         true
     }
 
-    /// Removes objects whose last change is not after `begun`, at most `count_max`: those of one
-    /// domain, or all.
+    /// Removes at most `count_max` objects whose last change is not after `begun`, either those of
+    /// one domain or all.
     fn drop_flushed(&mut self, only: Option<Domains>, begun: u64, count_max: usize) -> usize {
         if only.is_none() && self.whole.is_some_and(|tick| tick <= begun) {
             self.whole = None;

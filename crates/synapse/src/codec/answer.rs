@@ -32,21 +32,21 @@ pub enum Answer {
     Invalidate(InvalidateReply),
     /// The answer to an attach.
     Attach(Attachment),
-    /// The answer to a detach, and to changes of policy, quota and settings.
+    /// The answer to a detach, and to a change of a policy, a quota or settings.
     Done,
     /// The answer to a policy query.
     Policy(Policy),
     /// The answer to a quota query.
     Quota(Quota),
-    /// The answer to a statistics query: names and values.
+    /// The answer to a statistics query, which contains names and values.
     Statistics(Vec<(String, u64)>),
-    /// The answer to a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and
+    /// The answer to a query for namespaces: a page of at most [`super::CONTROL_ENTRIES_MAX`], and
     /// whether there may be more.
     Namespaces(Vec<Namespace>, bool),
-    /// The answer to a metrics query: a page, see [`super::metrics_page`], and whether there are
-    /// more.
+    /// The answer to a query for metrics: a page (see [`super::metrics_page`]), and whether there
+    /// are more.
     Metrics(Families, bool),
-    /// The answer to a losses query: a page of at most [`super::LOSSES_MAX`].
+    /// The answer to a query for losses: a page of at most [`super::LOSSES_MAX`].
     Losses(LossPage),
     /// The answer to a query of one namespace's state.
     NamespaceState(NamespaceState),
@@ -103,7 +103,7 @@ impl Outcome {
     /// Reads the outcome of a reply's head and payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the answer makes no sense: close the connection.
+    /// Returns [`Error::Invalid`] if the answer is malformed: the caller must close the connection.
     pub fn decode(head: &Head<'_>, payload: Segments) -> Result<Self, Error> {
         let header = &head.header;
         match header.status {
@@ -314,7 +314,7 @@ pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     Ok(entries)
 }
 
-/// Returns the payload of names and values: each a name and a `u64`; entries beyond
+/// Returns the payload of names and values, each of which is a name and a `u64`. Entries beyond
 /// [`CONTROL_ENTRIES_MAX`] are left out.
 pub(super) fn encode_values(values: &[(String, u64)]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -360,7 +360,7 @@ pub(super) fn take_u64(bytes: &mut Bytes) -> Result<u64, Error> {
 
 /// The length of the first version of the capabilities: six `u64`, then bytes.
 const CAPABILITY_BYTES_MIN: usize = 6 * 8 + 10;
-/// The length as sent, including `runs_max`. Later versions may be longer.
+/// The length of the capabilities as sent, including `runs_max`. Later versions may be longer.
 const CAPABILITY_BYTES: usize = CAPABILITY_BYTES_MIN + 4;
 
 pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILITY_BYTES] {

@@ -115,7 +115,7 @@ fn put_sample(bytes: &mut Vec<u8>, sample: &Sample) {
 /// Reads the families of an answer.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the parts do not add up or are beyond a limit.
+/// Returns [`Error::Invalid`] if the lengths of the parts do not add up or exceed a limit.
 pub(super) fn decode_metrics(mut bytes: Bytes) -> Result<Families, Error> {
     let mut families = Families::new();
     while !bytes.is_empty() {
@@ -185,7 +185,8 @@ pub(super) fn encode_losses(losses: &[Loss]) -> Vec<u8> {
 /// Reads the losses of an answer.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the parts do not add up or there are too many.
+/// Returns [`Error::Invalid`] if the lengths of the parts do not add up or there are too many
+/// parts.
 pub(super) fn decode_losses(mut bytes: Bytes) -> Result<Vec<Loss>, Error> {
     let mut losses = Vec::new();
     while !bytes.is_empty() {
@@ -264,7 +265,8 @@ fn put_settings(bytes: &mut Vec<u8>, settings: &NamespaceSettings) {
 /// Reads the settings of a request.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the parts do not add up, there are too many, or a key is unknown.
+/// Returns [`Error::Invalid`] if the lengths of the parts do not add up, there are too many parts,
+/// or a key is unknown.
 pub(super) fn decode_settings(mut bytes: Bytes) -> Result<NamespaceSettings, Error> {
     let mut settings = NamespaceSettings::default();
     for _ in 0..NAMESPACE_SETTINGS_MAX {
@@ -329,7 +331,7 @@ fn put_state(bytes: &mut Vec<u8>, state: &NamespaceState) {
 /// Reads the states of an answer.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the parts do not add up or are beyond a limit.
+/// Returns [`Error::Invalid`] if the lengths of the parts do not add up or exceed a limit.
 pub(super) fn decode_states(mut bytes: Bytes) -> Result<Vec<NamespaceState>, Error> {
     if bytes.len() as u64 > CONTROL_BYTES_MAX {
         return Err(invalid("more namespaces than one answer may have"));

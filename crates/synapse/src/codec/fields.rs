@@ -104,7 +104,8 @@ pub(super) fn condition_of(code: u8, version: u64) -> Result<Condition, Error> {
     })
 }
 
-/// Puts a scope, which is encoded by the names that are present and by the flag of a domain.
+/// Puts a scope into a header. It is encoded by the names that are present and by the flag of a
+/// domain.
 pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scope: &'a Scope) {
     match scope {
         Scope::Object(object) => put_object(names, object),
@@ -254,7 +255,7 @@ impl Names {
     /// Returns the object's name with these bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `bytes` is empty or longer than 255.
+    /// Returns [`Error::Invalid`] if `bytes` is empty or longer than 255.
     pub fn name(&mut self, bytes: &[u8]) -> Result<Name, Error> {
         let kept = &mut self.kept[place(bytes)];
         if kept != bytes {
@@ -266,7 +267,7 @@ impl Names {
     /// Returns the namespace with these bytes.
     ///
     /// # Errors
-    /// As [`Self::name`].
+    /// Returns the errors of [`Self::name`].
     pub fn namespace(&mut self, bytes: &[u8]) -> Result<Namespace, Error> {
         if self.namespace != bytes {
             let kept = &mut self.kept[place(bytes)];
@@ -279,8 +280,8 @@ impl Names {
     }
 }
 
-/// Returns the index of a name. The hash does not resist attackers: the worst result is an
-/// allocation.
+/// Returns the index of a name. The hash does not resist attacks: in the worst case, a name costs
+/// an allocation.
 fn place(bytes: &[u8]) -> usize {
     let mut mixed = bytes.len() as u64;
     let mut mix = |word: u64| mixed = (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -304,7 +305,7 @@ const _: () = assert!(KEPT_COUNT == 1 << 8);
 
 /// The length of a run in the table.
 pub const RUN_BYTES: usize = 16;
-/// The maximum number of runs of one request, whatever the backend's limit.
+/// The maximum number of runs of one request, regardless of the backend's limit.
 pub const RUNS_MAX: u32 = 4096;
 
 const ZEROES: u64 = 1 << 63;
@@ -337,7 +338,7 @@ pub(super) fn encode_runs(runs: &[Run]) -> Segments {
 /// Reads the runs of a payload. The backend checks their order and limits.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the table does not match the bytes.
+/// Returns [`Error::Invalid`] if the table does not match the bytes.
 pub(super) fn decode_runs(count: u64, payload: &Segments) -> Result<Vec<Run>, Error> {
     let all = payload.len_bytes();
     let table_bytes = usize::try_from(count).ok().filter(|_| count <= u64::from(RUNS_MAX));

@@ -17,7 +17,7 @@ pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 4 * 255 + EXTENSION_BYTES_MAX a
 /// The first bytes of every frame.
 const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
 
-/// The head of a frame, borrowed from the bytes it was read from.
+/// The head of a frame, borrowed from the bytes of which it was decoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
     /// The fixed fields.
@@ -45,7 +45,7 @@ pub struct Head<'a> {
 pub struct Measured {
     /// The length of header, names and extensions.
     pub head_bytes: usize,
-    /// The length of the payload after them.
+    /// The length of the payload after the header and the names.
     pub payload_bytes: usize,
 }
 
@@ -54,7 +54,7 @@ pub struct Measured {
 /// `payload_bytes_max` bytes.
 ///
 /// # Errors
-/// [`FrameError`]: close the connection.
+/// Returns [`FrameError`]: the caller must close the connection.
 pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>, FrameError> {
     if input.first_chunk() != Some(&BEGINNING) {
         check_beginning(input)?;
@@ -98,7 +98,7 @@ fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
 /// Reads a head that [`measure`] has found complete. Bytes after it are ignored.
 ///
 /// # Errors
-/// [`FrameError`]: close the connection.
+/// Returns [`FrameError`]: the caller must close the connection.
 // The function is inlined because its result is large: it is constructed in place instead of being
 // moved several times.
 #[inline(always)]
@@ -128,10 +128,10 @@ pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     })
 }
 
-/// [`measure`] and [`parse`] in one step.
+/// Performs [`measure`] and [`parse`] in one step.
 ///
 /// # Errors
-/// [`FrameError`]: close the connection.
+/// Returns [`FrameError`]: the caller must close the connection.
 pub fn decode(input: &[u8], payload_bytes_max: u32) -> Result<Option<Head<'_>>, FrameError> {
     measure(input, payload_bytes_max)?.map(|_| parse(input)).transpose()
 }
@@ -139,7 +139,7 @@ pub fn decode(input: &[u8], payload_bytes_max: u32) -> Result<Option<Head<'_>>, 
 /// The parts of a frame after its header.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attached<'a> {
-    /// Namespace, name, to-namespace, to-name.
+    /// The names in the order of the frame: namespace, name, target namespace, target name.
     pub names: [&'a [u8]; 4],
     /// The extension area, written by [`super::Writer`].
     pub extension: &'a [u8],
@@ -152,7 +152,7 @@ pub struct Attached<'a> {
 /// Appends a head to `out`. The caller appends the payload.
 ///
 /// # Panics
-/// If a name is longer than 255 bytes, or the extensions than [`EXTENSION_BYTES_MAX`].
+/// If a name is longer than 255 bytes, or the extensions are longer than [`EXTENSION_BYTES_MAX`].
 pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
     let len = |name: &[u8]| u8::try_from(name.len()).expect("a name has at most 255 bytes");
     assert!(attached.extension.len() <= EXTENSION_BYTES_MAX as usize, "extensions that fit");
@@ -188,15 +188,15 @@ pub(super) fn has_names(head: &Head<'_>) -> bool {
     [head.namespace, head.name, head.to_namespace, head.to_name].iter().any(|name| !name.is_empty())
 }
 
-/// Appends a ping, or its answer.
+/// Appends a ping, or the reply to one.
 pub fn encode_ping(out: &mut Vec<u8>, is_reply: bool) {
     let mut header = Header::new(Op::Ping, RequestId::default());
     header.flags.put(header::Flags::REPLY, is_reply);
     encode_plain(out, &header);
 }
 
-/// Appends a credit frame: from a server the newly granted bytes, as a reply the client's
-/// acceptance, from a client the cost of its next request.
+/// Appends a credit frame. From a server it has the newly granted bytes; from a client it has the
+/// cost of its next request, or, as a reply, the client's acceptance.
 pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
     let mut header = Header::new(Op::Credit, RequestId::default());
     header.flags.put(header::Flags::REPLY, is_reply);
@@ -221,52 +221,58 @@ pub fn encode_cancel(out: &mut Vec<u8>, id: RequestId) {
 // `C`, the highest bit of the kind, means *critical*: a side that does not know the kind must not act on the
 // frame. Other unknown kinds are skipped.
 
-/// The bit of critical kinds: a side that does not know the kind must not act on the frame.
+/// The bit that marks critical kinds: a side that does not know the kind must not act on the frame.
 pub const CRITICAL: u16 = 0x8000;
 
 /// The kinds of this version.
 pub mod kind {
     use super::CRITICAL;
 
-    /// Hello: 16 bytes client, `u16` lane. The session's name.
+    /// In a hello: 16 bytes for the client and a `u16` for the lane, which together name the
+    /// session.
     pub const SESSION: u16 = 1;
-    /// Hello and welcome: `u64` features requested, and granted.
+    /// In a hello, the requested features; in a welcome, the granted ones; each a `u64`.
     pub const FEATURES: u16 = 2;
-    /// Hello and challenge: 32 bytes drawn at random.
+    /// In a hello and a challenge: 32 bytes drawn at random.
     pub const NONCE: u16 = 3;
-    /// Proofs: 32 bytes HMAC-SHA-256.
+    /// In proofs: the 32 bytes of an HMAC-SHA-256.
     pub const PROOF: u16 = 4;
-    /// Welcome: 16 bytes, the server's instance.
+    /// In a welcome: the 16 bytes of the server's instance.
     pub const INSTANCE: u16 = 5;
-    /// Hello and welcome: `u32` slots, `u64` bytes in flight.
+    /// In a hello and a welcome: the number of slots (`u32`), and the number of bytes in flight
+    /// (`u64`).
     pub const CREDITS: u16 = 6;
-    /// Welcome: `u32` ms after which either side takes the other for dead.
+    /// In a welcome: the number of milliseconds (`u32`) after which either side considers the other
+    /// one dead.
     pub const PEER_TIMEOUT: u16 = 7;
-    /// Welcome: the backend's capabilities.
+    /// In a welcome: the backend's capabilities.
     pub const CAPABILITIES: u16 = 8;
-    /// Welcome: `u64` drawn at random when the session begins. Another value means another session,
-    /// even with the same id.
+    /// In a welcome: a `u64` drawn at random when the session begins. Another value means another
+    /// session, even with the same ID.
     pub const GENERATION: u16 = 11;
-    /// Welcome: 16 bytes, the identity of the store that is served. Left out if the store has none.
+    /// In a welcome: the 16 bytes of the identity of the served store. Left out if the store has
+    /// none.
     pub const STORE: u16 = 12;
-    /// Welcome: the server's name, UTF-8.
+    /// In a welcome: the server's name in UTF-8.
     pub const SERVER_NAME: u16 = 13;
-    /// Welcome: instances of 16 bytes each that ended with everything stored, the latest one first.
+    /// In a welcome: the instances (16 bytes each) that ended with everything stored, the latest
+    /// one first.
     pub const CLOSED: u16 = 14;
-    /// Hello and goodbye: `u8` lowest and `u8` highest version that the sender supports.
+    /// In a hello and a goodbye: the lowest and the highest version that the sender supports, each
+    /// a `u8`.
     pub const VERSIONS: u16 = 15;
-    /// Hello: the client's name, UTF-8.
+    /// In a hello: the client's name in UTF-8.
     pub const CLIENT_NAME: u16 = 18;
-    /// Hello: the name of the secret that the client proves to know.
+    /// In a hello: the name of the secret that the client proves to know.
     pub const KEY: u16 = 19;
-    /// Requests of the contract: 16 bytes trace, 8 bytes span, as in W3C Trace Context. Only in
-    /// traced requests.
+    /// In requests of the contract: 16 bytes for the trace and 8 bytes for the span, as in W3C
+    /// Trace Context. Only traced requests have it.
     pub const TRACE: u16 = 20;
-    /// Hello: reserved for the start of TLS.
+    /// In a hello: reserved for the start of TLS.
     pub const TLS: u16 = 9 | CRITICAL;
-    /// Hello: reserved for the client's permissions.
+    /// In a hello: reserved for the client's permissions.
     pub const PERMISSIONS: u16 = 10 | CRITICAL;
-    /// Copy: `u8` condition and `u64` version, the condition on the source.
+    /// In a copy: the condition on the source, a `u8`, and its version, a `u64`.
     pub const FROM_CONDITION: u16 = 16 | CRITICAL;
 
     /// Returns whether a critical kind is known. TLS and permissions are not, in this version.
@@ -354,7 +360,7 @@ impl Writer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The peer sends another protocol: the first four bytes.
+    /// The peer uses another protocol; the first four bytes are given.
     #[error("not the synapse protocol: the frame begins with {0:02x?}")]
     Magic([u8; 4]),
     /// The peer sends this version instead.
@@ -371,15 +377,15 @@ pub enum FrameError {
     Field {
         /// The name of the field.
         name: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: u64,
     },
-    /// A part of the frame is longer than agreed.
+    /// A part of the frame exceeds the agreed length.
     #[error("{name} of {length} bytes, the limit is {limit}")]
     TooLong {
         /// The name of the part.
         name: &'static str,
-        /// Its length.
+        /// The length of the part.
         length: u64,
         /// The maximum length.
         limit: u64,

@@ -58,13 +58,13 @@ impl Flags {
     pub const REPLY: u16 = 1 << 0;
     /// The payload CRC field is valid.
     pub const PAYLOAD_CRC: u16 = 1 << 1;
-    /// `epoch` and `sequence` are valid: a stamp.
+    /// `epoch` and `sequence` are valid: the frame has a stamp.
     pub const STAMP: u16 = 1 << 2;
     /// `order domain` is valid.
     pub const DOMAIN: u16 = 1 << 3;
     /// `deadline` is valid.
     pub const DEADLINE: u16 = 1 << 4;
-    /// In a welcome: the session was known, its outcomes are remembered.
+    /// In a welcome: the session was known, and its outcomes are remembered.
     pub const RESUMED: u16 = 1 << 5;
     /// In the answer to a list: there may be more.
     pub const MORE: u16 = 1 << 6;
@@ -91,7 +91,7 @@ impl Flags {
 pub struct RequestId {
     /// The slot, below the number of slots granted.
     pub slot: u32,
-    /// Rises by one or more with each request in the slot; wraps around.
+    /// A number that rises by one or more with each request in the slot, and wraps around.
     pub sequence: u32,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// All fields of a header but the lengths and CRCs, which follow from the rest of the frame.
+/// All fields of a header except the lengths and CRCs, which follow from the rest of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// The operation.
@@ -112,11 +112,12 @@ pub struct Header {
     pub id: RequestId,
     /// The result; in a request [`Status::Ok`].
     pub status: Status,
-    /// 0 cached (in a flush: stored), 1 journaled, 2 replicated, 3 stored.
+    /// The code of a durability: 0 cached (in a flush: stored), 1 journaled, 2 replicated, 3
+    /// stored.
     pub durability: u8,
     /// The number of nodes where durability is *replicated*.
     pub replicas: u8,
-    /// 0 none, 1 absent, 2 present, 3 the object version.
+    /// The code of a condition: 0 none, 1 absent, 2 present, 3 the object version.
     pub condition: u8,
     /// The start of a range, or where bytes differ.
     pub offset: u64,
@@ -134,7 +135,7 @@ pub struct Header {
     pub deadline_us: u64,
     /// [`blocker::Hints`].
     pub hints: u32,
-    /// [`blocker::Priority`]: 0 low, 1 normal, 2 urgent.
+    /// The code of a [`blocker::Priority`]: 0 low, 1 normal, 2 urgent.
     pub priority: u8,
 }
 
@@ -215,7 +216,8 @@ pub(super) fn write(header: &Header, lengths: &Lengths) -> ([u8; HEADER_BYTES], 
     (bytes, crc)
 }
 
-/// Takes an array, not a slice, which compiles to one store instead of a call to copy a few bytes.
+/// Writes `value` at the offset `at`. It takes an array instead of a slice, because that compiles
+/// to one store instead of a call to copy a few bytes.
 #[inline(always)]
 fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]) {
     if let Some(place) = bytes[at..].first_chunk_mut() {
@@ -235,7 +237,8 @@ fn begin_crc(bytes: &[u8; HEADER_BYTES]) -> (Hasher, [u8; 3]) {
     (crc, [low, middle, high])
 }
 
-/// Returns the CRC so far if the header check is right, so that at least the lengths are undamaged.
+/// Returns the CRC so far if the header check is right, which shows that at least the lengths are
+/// undamaged.
 pub(super) fn checked(bytes: &[u8; HEADER_BYTES]) -> Option<Hasher> {
     let (mut crc, check) = begin_crc(bytes);
     if bytes[CHECK_AT..CHECK_AT + 3] != check {
@@ -325,7 +328,7 @@ macro_rules! statuses {
             /// Returns the status with this byte on the wire.
             ///
             /// # Errors
-            /// [`FrameError::Field`] if no status has this code.
+            /// Returns [`FrameError::Field`] if no status has this code.
             pub fn from_code(code: u8) -> Result<Self, FrameError> {
                 match code {
                     $($code => Ok(Self::$name),)*
@@ -343,13 +346,13 @@ statuses! {
     Missing = 1;
     /// [`blocker::Error::Exists`].
     Exists = 2;
-    /// [`blocker::Error::ConditionFailed`]: `object version`.
+    /// [`blocker::Error::ConditionFailed`], with its `object version`.
     ConditionFailed = 3;
     /// [`blocker::Error::Mismatch`]: `offset`.
     Mismatch = 4;
     /// [`blocker::Error::Fenced`]: `epoch`.
     Fenced = 5;
-    /// [`blocker::Error::Superseded`]: `epoch`, `sequence`.
+    /// [`blocker::Error::Superseded`], with its `epoch` and `sequence`.
     Superseded = 6;
     /// [`blocker::Error::NotStored`].
     NotStored = 7;

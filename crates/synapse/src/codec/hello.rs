@@ -32,7 +32,8 @@ impl Features {
     pub const RUNS: u64 = 1 << 2;
     /// The granted bytes change while connected, and more may be requested.
     pub const CREDIT: u64 = 1 << 3;
-    /// Lost writes are an event of their own; without it they are reported as missed events.
+    /// Lost writes are an event of their own. Without this feature they are reported as missed
+    /// events.
     pub const WRITES_LOST: u64 = 1 << 7;
     /// Typed metrics can be read.
     pub const METRICS: u64 = 1 << 8;
@@ -44,8 +45,8 @@ impl Features {
     /// [`Namespace::is_reserved`](blocker::Namespace::is_reserved). This protects nothing: it only
     /// distinguishes such clients.
     pub const RESERVED_NAMESPACES: u64 = 1 << 11;
-    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a
-    /// feed of changes, and objects that have moved.
+    /// All features that this side supports. Bits 4 to 6 are reserved for reads of several ranges,
+    /// a feed of changes, and objects that have moved.
     pub const ALL: u64 = Self::PAYLOAD_CRC
         | Self::EVENTS
         | Self::RUNS
@@ -78,7 +79,7 @@ impl Features {
     }
 }
 
-/// The id of a session: 16 bytes that a client draws when it starts, and the number of its
+/// The ID of a session: 16 bytes that a client draws when it starts, and the number of the client's
 /// connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SessionId {
@@ -88,8 +89,8 @@ pub struct SessionId {
     pub lane: u16,
 }
 
-/// The id of a server's instance, drawn at random at its start. Another instance does not have
-/// this instance's memory.
+/// The ID of a server's instance, drawn at random at its start. Another instance does not have this
+/// instance's memory.
 pub type InstanceId = [u8; 16];
 
 /// The identity of a store, drawn at random when the store was created, and kept in it. All servers
@@ -103,7 +104,7 @@ pub const HANDSHAKE_NAME_BYTES_MAX: usize = 255;
 /// The longest name of a secret, in bytes.
 pub const KEY_BYTES_MAX: usize = 64;
 
-/// 32 bytes drawn at random, against replays.
+/// The 32 bytes drawn at random that prevent replays.
 pub type Nonce = [u8; 32];
 
 /// The limits of a session's outstanding requests.
@@ -180,7 +181,7 @@ pub struct Welcome {
     pub features: Features,
     /// The credits that are granted.
     pub credits: Credits,
-    /// The silence after which a side counts as dead.
+    /// The duration of silence after which a side is considered dead, in milliseconds.
     pub peer_timeout_ms: u32,
     /// The backend's capabilities over this connection.
     pub capabilities: Capabilities,
@@ -189,7 +190,7 @@ pub struct Welcome {
     /// The server's name; empty if the server has none.
     pub server_name: String,
     /// Earlier instances over the same store that had stored everything they acknowledged before
-    /// they ended; the latest one first, at most [`CLOSED_MAX`].
+    /// they ended, the latest one first. There are at most [`CLOSED_MAX`].
     pub closed: Vec<InstanceId>,
 }
 
@@ -222,7 +223,7 @@ impl Hello {
     /// Reads the hello from a head.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a part is missing or has a wrong length.
+    /// Returns [`Error::Invalid`] if a part is missing or has a wrong length.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
         Ok(Self {
             session: session_of(&required(head, kind::SESSION, "a session")?),
@@ -261,7 +262,7 @@ impl Challenge {
     /// Reads the challenge from a head.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a part is missing.
+    /// Returns [`Error::Invalid`] if a part is missing.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
         Ok(Self {
             nonce: required(head, kind::NONCE, "a nonce")?,
@@ -282,7 +283,7 @@ pub fn encode_proof(out: &mut Vec<u8>, proof: &[u8; 32], is_reply: bool) {
 /// Reads a proof.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it is missing.
+/// Returns [`Error::Invalid`] if the proof is missing.
 pub fn decode_proof(head: &Head<'_>) -> Result<[u8; 32], Error> {
     required(head, kind::PROOF, "a proof")
 }
@@ -333,7 +334,7 @@ impl Welcome {
     /// Reads the welcome from a head.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a part is missing or makes no sense.
+    /// Returns [`Error::Invalid`] if a part is missing or invalid.
     pub fn decode(head: &Head<'_>) -> Result<Self, Error> {
         let get = &head.extensions;
         let capabilities = get.get(kind::CAPABILITIES).ok_or_else(|| lacks("capabilities"))?;
@@ -356,7 +357,7 @@ impl Welcome {
     }
 }
 
-/// Returns the versions that the peer supports, by its hello or goodbye.
+/// Returns the versions that the peer supports, as stated in its hello or goodbye.
 #[must_use]
 pub fn versions(head: &Head<'_>) -> Option<Versions> {
     head.extensions.get_array(kind::VERSIONS).map(|[lowest, highest]| Versions { lowest, highest })

@@ -47,7 +47,7 @@ pub fn encode_event(out: &mut Vec<u8>, event: &Event, features: Features) {
 /// Reads an event.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it makes no sense.
+/// Returns [`Error::Invalid`] if the event is malformed.
 pub fn decode_event(head: &Head<'_>, payload: &[u8], names: &mut Names) -> Result<Event, Error> {
     Ok(match head.header.length {
         1 => Event::Changed(take_scope(head, names)?),
@@ -63,7 +63,8 @@ pub fn decode_event(head: &Head<'_>, payload: &[u8], names: &mut Names) -> Resul
 
 // ---- The last frame of a connection: why it is closed, and which versions of the protocol the sender has.
 
-/// Appends a goodbye with its cause, a status or an error, and with the versions that this side supports.
+/// Appends a goodbye with its cause, which is a status or an error, and with the versions that this
+/// side supports.
 pub fn encode_goodbye(out: &mut Vec<u8>, why: Result<Status, &Error>) {
     let mut header = Header::new(Op::Goodbye, RequestId::default());
     let reason = match why {
@@ -95,7 +96,7 @@ pub fn decode_goodbye(header: &Header, reason: &[u8]) -> Error {
 /// The longest reason that is sent, in bytes; the rest is cut off.
 pub const REASON_BYTES_MAX: usize = 512;
 
-/// Puts an error into a header. Returns its reason, which is sent as the payload.
+/// Puts an error into a header. Returns the error's reason, which is sent as the payload.
 pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
     let (status, reason): (Status, &str) = match error {
         Error::Missing => (Status::Missing, ""),
@@ -142,8 +143,9 @@ pub(super) fn cut(reason: &str) -> &str {
     &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }
 
-/// Returns a reason as it arrived. It is text for people and decides nothing, so one that is too long or not
-/// UTF-8 is cut or replaced: the status, which counts, must not be lost because of it.
+/// Returns a reason as text for people. A reason decides nothing, so one that is too long is cut,
+/// and bytes that are not UTF-8 are replaced: the status, which counts, must not be lost because of
+/// them.
 pub(super) fn read_reason(payload: &[u8]) -> Cow<'static, str> {
     let shown = String::from_utf8_lossy(&payload[..payload.len().min(REASON_BYTES_MAX)]);
     // The replacement characters may be longer than the bytes that they replace.

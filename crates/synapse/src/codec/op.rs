@@ -21,7 +21,7 @@ macro_rules! ops {
             /// Returns the operation with this byte on the wire.
             ///
             /// # Errors
-            /// [`FrameError::Op`] if no operation has this code.
+            /// Returns [`FrameError::Op`] if no operation has this code.
             pub fn from_code(code: u8) -> Result<Self, FrameError> {
                 match code {
                     $($code => Ok(Self::$name),)*
@@ -35,8 +35,7 @@ macro_rules! ops {
                 self as u8
             }
 
-            /// Returns the operation's kind, which decides what may be done when its answer is
-            /// lost.
+            /// Returns the operation's kind, which decides what may be done if its answer is lost.
             #[must_use]
             pub const fn kind(self) -> Kind {
                 match self {
@@ -47,67 +46,69 @@ macro_rules! ops {
     };
 }
 
-/// The handling of an operation whose answer is lost, and the meaning of a passed deadline.
+/// The kind of an operation, which decides how a lost answer is handled, and what a passed deadline
+/// means.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Belongs to the connection itself; no caller waits for an answer.
+    /// The operation belongs to the connection itself; no caller waits for an answer.
     Connection,
-    /// Changes nothing: may be executed again.
+    /// The operation changes nothing, so it may be executed again.
     Query,
-    /// Changes an object: executed again only if the server remembers that it was not executed
-    /// before.
+    /// The operation changes an object, so it is executed again only if the server remembers that
+    /// it was not executed before.
     Change,
-    /// Makes changes stored: may be executed again, but does not cover changes that another
-    /// instance has lost.
+    /// The operation makes changes stored. It may be executed again, but does not cover changes
+    /// that another instance has lost.
     Flush,
-    /// Has the same effect when executed twice.
+    /// The operation has the same effect if it is executed twice.
     Repeatable,
 }
 
 ops! {
     /// The first frame of a connection: the client's session and features.
     Hello = 1, Connection;
-    /// The client's proof that it knows the secret.
+    /// Sends the client's proof that it knows the secret.
     Prove = 2, Connection;
-    /// Checks that the peer is alive; answered by the same frame with the reply flag.
+    /// Checks that the peer is alive. The peer replies with the same frame and the reply flag.
     Ping = 3, Connection;
-    /// Cancels the request with this id.
+    /// Cancels the request with this ID.
     Cancel = 4, Connection;
     /// The last frame of a connection, with the cause.
     Goodbye = 5, Connection;
     /// An event of the backend.
     Event = 6, Connection;
-    /// The bytes that may be outstanding from now on, or that are requested. Only with the feature.
+    /// Sets or requests the number of bytes that may be outstanding from now on. Used only with the
+    /// feature.
     Credit = 7, Connection;
-    /// Read a range.
+    /// Reads a range.
     Read = 16, Query;
-    /// Write a range.
+    /// Writes a range.
     Write = 17, Change;
-    /// Write zeros over a range.
+    /// Writes zeros over a range.
     WriteZeroes = 18, Change;
-    /// Discard a range.
+    /// Discards a range.
     Discard = 19, Change;
-    /// Write if the bytes are as expected.
+    /// Writes if the bytes are as expected.
     CompareAndWrite = 20, Change;
-    /// Replace the content.
+    /// Replaces the content.
     WriteFull = 21, Change;
-    /// Set the size.
+    /// Sets the size.
     Truncate = 22, Change;
     /// Delete.
     Delete = 23, Change;
-    /// Replace the content by another object's.
+    /// Replaces the content by that of another object.
     Copy = 24, Change;
-    /// Size, version, stamp.
+    /// Returns the size, the version and the stamp.
     Info = 25, Query;
-    /// One page of a namespace.
+    /// Returns one page of a namespace.
     List = 26, Query;
-    /// Make everything acknowledged in a scope stored.
+    /// Makes everything acknowledged in a scope stored.
     Flush = 27, Flush;
-    /// Take over a scope with an epoch.
+    /// Takes over a scope with an epoch.
     Claim = 28, Repeatable;
     /// The scope may have changed without this backend.
     Invalidate = 29, Repeatable;
-    /// Write several ranges in one change. Only with the feature.
+    /// Writes several ranges in one change. Used only with the feature.
     WriteRuns = 30, Change;
     /// The namespace is going to be used.
     Attach = 48, Repeatable;
@@ -115,27 +116,27 @@ ops! {
     Detach = 49, Flush;
     /// The namespace's policy.
     Policy = 50, Query;
-    /// Change the namespace's policy.
+    /// Changes the namespace's policy.
     SetPolicy = 51, Repeatable;
     /// The namespace's limit and use.
     Quota = 52, Query;
-    /// Change the namespace's limit.
+    /// Changes the namespace's limit.
     SetQuota = 53, Repeatable;
-    /// Return the metrics as names and values.
+    /// Returns the metrics as names and values.
     Statistics = 54, Query;
-    /// Return the namespaces that have objects or claims.
+    /// Returns the namespaces that have objects or claims.
     Namespaces = 55, Query;
-    /// Return typed metrics. Only with the feature.
+    /// Returns typed metrics. Used only with the feature.
     Metrics = 56, Query;
-    /// Return the changes that are lost. Only with the feature.
+    /// Returns the changes that are lost. Used only with the feature.
     Losses = 57, Query;
-    /// The state of a namespace in the cache, and its settings. Only with the feature.
+    /// Returns the state of a namespace in the cache, and its settings. Used only with the feature.
     NamespaceState = 58, Query;
     /// The states of all namespaces that are configured or have been used. Only with the feature.
     NamespaceStates = 59, Query;
-    /// Set the write mode or settings of a namespace. Only with the feature.
+    /// Sets the write mode or settings of a namespace. Used only with the feature.
     ChangeNamespace = 60, Repeatable;
-    /// Drop a namespace from the cache. Only with the feature.
+    /// Drops a namespace from the cache. Used only with the feature.
     RemoveNamespace = 61, Change;
 }
 
@@ -146,8 +147,8 @@ impl Op {
         !matches!(self.kind(), Kind::Query | Kind::Connection)
     }
 
-    /// Returns the name of the operation's spans; `None` for untraced operations: connections and
-    /// the control plane.
+    /// Returns the name of the operation's spans. It is `None` for untraced operations: those of
+    /// connections and the control plane.
     #[must_use]
     pub const fn span_name(self) -> Option<&'static str> {
         Some(match self {
@@ -179,16 +180,17 @@ impl Op {
 
 // ---- The cost of a request, in the bytes that a session may have outstanding.
 
-/// The maximum number of bytes of an entry of a listing, or of a name or value in a control answer.
+/// The maximum length of an entry of a listing, or of a name or value in a control answer, in
+/// bytes.
 pub const LIST_ENTRY_BYTES_MAX: u64 = 1 + 255 + 8 + 8;
 /// The maximum number of names or values in a control answer.
 pub const CONTROL_ENTRIES_MAX: usize = 1000;
 
-/// The maximum number of bytes of the payload of a control answer.
+/// The maximum length of the payload of a control answer, in bytes.
 pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
 
-/// Returns the cost of a request in bytes, under these limits of the server: its own length and the
-/// largest answer.
+/// Returns the cost of a request in bytes, under these limits of the server: the length of the
+/// request plus the maximum length of its answer.
 #[must_use]
 pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limits: &Capabilities) -> u64 {
     let answer = match header.op {

@@ -23,19 +23,19 @@ use super::op::{Op, cost_bytes};
 /// A request to a server.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Read a range.
+    /// Reads a range.
     Read(ReadRequest),
-    /// Change an object.
+    /// Changes an object.
     Change(ChangeRequest),
-    /// Size, version, stamp.
+    /// Returns the size, the version and the stamp.
     Info(InfoRequest),
-    /// One page of a namespace.
+    /// Returns one page of a namespace.
     List(ListRequest),
-    /// Make everything acknowledged in a scope stored.
+    /// Makes everything acknowledged in a scope stored.
     Flush(FlushRequest),
-    /// Take a scope with an epoch.
+    /// Takes over a scope with an epoch.
     Claim(ClaimRequest),
-    /// Drop clean copies of the scope.
+    /// Drops the clean copies of the scope.
     Invalidate(InvalidateRequest),
     /// [`Control::attach`].
     Attach(Namespace),
@@ -49,18 +49,19 @@ pub enum Request {
     Quota(Namespace),
     /// [`Control::set_quota`].
     SetQuota(Namespace, Option<u64>),
-    /// [`Control::metrics`], as pairs of name and number.
+    /// Queries [`Control::metrics`], as pairs of name and number.
     Statistics,
-    /// [`Control::namespaces`], a page of them: those after this one.
+    /// Queries a page of [`Control::namespaces`]: those after this one.
     Namespaces(Option<Namespace>),
-    /// [`Control::metrics`], a page of them: those after this number of samples. Only with
+    /// Queries a page of [`Control::metrics`]: those after this number of samples. Sent only with
     /// [`Features::METRICS`].
     Metrics(u64),
-    /// [`Control::losses`]: those after this object. Only with [`Features::LOSSES`].
+    /// Queries [`Control::losses`]: those after this object. Sent only with [`Features::LOSSES`].
     Losses(Option<ObjectId>),
-    /// [`Control::namespace_state`]. Only with [`Features::NAMESPACES`], as the next three.
+    /// Queries [`Control::namespace_state`]. Sent only with [`Features::NAMESPACES`], like the next
+    /// three.
     NamespaceState(Namespace),
-    /// [`Control::namespace_states`]: those after this one.
+    /// Queries [`Control::namespace_states`]: those after this one.
     NamespaceStates(Option<Namespace>),
     /// [`Control::change_namespace`].
     ChangeNamespace(Namespace, NamespaceSettings),
@@ -72,7 +73,7 @@ pub enum Request {
 const REQUEST_EXTENSION_BYTES_MAX: usize = 64;
 
 impl Request {
-    /// Returns its operation.
+    /// Returns the request's operation.
     #[must_use]
     pub fn op(&self) -> Op {
         match self {
@@ -100,7 +101,7 @@ impl Request {
         }
     }
 
-    /// Returns its call options; control requests have none.
+    /// Returns the request's call options. Control requests have none.
     #[must_use]
     pub fn call(&self) -> Call {
         match self {
@@ -157,7 +158,7 @@ impl Request {
         }
     }
 
-    /// Returns its call options; control requests have none.
+    /// Returns the request's call options. Control requests have none.
     pub(crate) fn call_mut(&mut self) -> Option<&mut Call> {
         Some(match self {
             Self::Read(r) => &mut r.call,
@@ -171,7 +172,7 @@ impl Request {
         })
     }
 
-    /// Returns the length of its payload, in bytes.
+    /// Returns the length of the request's payload, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {
@@ -199,11 +200,12 @@ impl Request {
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
 
-    /// Adapts the request to a server's limits and features: a page of a listing becomes smaller.
+    /// Adapts the request to a server's limits and features, by asking for a smaller page of a
+    /// listing.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if the request exceeds a limit, [`Error::Unsupported`] if the server
-    /// does not know the operation.
+    /// Returns [`Error::TooLarge`] if the request exceeds a limit, and [`Error::Unsupported`] if
+    /// the server does not know the operation.
     pub fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let over = |bytes: usize, limit_bytes: u64| match bytes as u64 > limit_bytes {
             true => Err(Error::TooLarge { limit_bytes }),
@@ -250,11 +252,12 @@ impl Request {
         }
     }
 
-    /// Appends the head to `out`, and returns the payload to send after it. The time until the deadline is
-    /// counted from `now`; `has_crc` protects the payload.
+    /// Appends the head to `out`, and returns the payload to send after it. The time until the
+    /// deadline is counted from `now`. If `has_crc`, a CRC protects the payload.
     ///
     /// # Panics
-    /// If the payload has 4 GiB or more: the caller checks it against `request_bytes_max`.
+    /// If the payload has 4 GiB or more. The caller must check its length against
+    /// `request_bytes_max`.
     pub fn encode(&self, id: RequestId, now: Timestamp, has_crc: bool, out: &mut Vec<u8>) -> Segments {
         let mut header = Header::new(self.op(), id);
         let mut names: [&[u8]; 4] = [&[]; 4];
@@ -367,7 +370,8 @@ impl Request {
     /// Reads the request of a head and its payload. Its deadline is counted from `now`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the request makes no sense: answer with that.
+    /// Returns [`Error::Invalid`] if the request is malformed: the caller must reply with that
+    /// error.
     pub fn decode(
         head: &Head<'_>,
         payload: Segments,
@@ -520,8 +524,8 @@ fn from_condition_of(head: &Head<'_>) -> Result<Condition, Error> {
     condition_of(*condition, version)
 }
 
-/// Returns whether no name can begin with `prefix`, so that the listing is empty without asking a
-/// server.
+/// Returns whether no name can begin with `prefix`. If so, the listing is empty, and no server
+/// needs to be asked.
 #[must_use]
 pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX

@@ -29,14 +29,14 @@ use crate::codec::{InstanceId, StoreId};
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// The secret that clients must know. Without it every client that can connect is accepted.
+    /// The secret that clients must know. If `None`, every client that can connect is accepted.
     pub secret: Option<Secret>,
-    /// A second secret that clients may use while they change from one to the other.
+    /// A second secret that clients may use during the change from one secret to the other.
     pub secret_previous: Option<Secret>,
     /// Listens beyond loopback even without a secret.
     pub allow_exposed: bool,
-    /// Lets clients set, create and remove the namespaces of the backend's cache. Without it such
-    /// requests are refused with [`Error::Denied`](blocker::Error::Denied); clients may still query
+    /// Lets clients set, create and remove the namespaces of the backend's cache. Otherwise such
+    /// requests are refused with [`Error::Denied`](blocker::Error::Denied), but clients may query
     /// their state.
     pub allow_namespace_changes: bool,
     /// The maximum number of concurrent connections. Each is guaranteed a share of `bytes_max`.
@@ -56,12 +56,13 @@ pub struct ServerConfig {
     /// The maximum number of outstanding bytes of requests and answers of all sessions. Default: 1
     /// GiB.
     pub bytes_max: u64,
-    /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own
+    /// The maximum payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own
     /// limit also applies. Default: 8 MiB.
     pub request_bytes_max: u64,
     /// The maximum number of entries of a page of a listing, 1 to 100 000. Default: 1 000.
     pub list_entries_max: u32,
-    /// The time after which a client that neither sends nor receives counts as dead. Default: 30 s.
+    /// The time after which a client that neither sends nor receives is considered dead. Default:
+    /// 30 s.
     pub peer_timeout: Duration,
     /// The time limit of a handshake. Default: 5 s.
     pub handshake_timeout: Duration,
@@ -95,7 +96,7 @@ pub struct ServerConfig {
     /// Further secrets, each with the name by which a client selects it.
     pub keys: Vec<(String, Secret)>,
     /// Forgets the outcomes of requests, so that a repeated request is executed again and tests can
-    /// show that their checks detect that. Without effect in a release build.
+    /// show that their checks detect that. It has no effect in a release build.
     #[doc(hidden)]
     pub forgets_outcomes: bool,
 }
@@ -137,7 +138,7 @@ impl ServerConfig {
     /// Checks that the settings are within their ranges and consistent.
     ///
     /// # Errors
-    /// The first invalid setting, and its valid values.
+    /// Returns the first invalid setting, and its valid values.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
         let is_alone = self.secret.is_none() && self.secret_previous.is_some();
@@ -160,7 +161,7 @@ impl ServerConfig {
         check(self.handshake_timeout.is_zero(), "handshake_timeout", "must be above 0")
     }
 
-    /// Returns the maximum memory that a server with these settings takes besides its backend, in
+    /// Returns the maximum memory that a server with these settings uses besides its backend, in
     /// bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
@@ -205,13 +206,13 @@ impl Server {
 
     /// Changes the limits on connections, sessions, bytes and times to those of `new`, whose other
     /// settings have no effect. No client is disconnected: connections and sessions above a lowered
-    /// limit end by themselves. Timeouts apply to new connections, `session_slots_max` to new
-    /// sessions. The bytes are redistributed at once, but count until clients have accepted their
-    /// smaller grants.
+    /// limit end by themselves. Timeouts apply to new connections, and `session_slots_max` applies
+    /// to new sessions. The bytes are redistributed immediately, but count until clients have
+    /// accepted their smaller grants.
     ///
     /// # Errors
-    /// The limit that contradicts the other settings, and the valid values; then nothing has
-    /// changed.
+    /// Returns the limit that contradicts the other settings, and the valid values. In that case
+    /// nothing has changed.
     pub fn set_limits(&self, new: &ServerConfig) -> Result<(), SettingError> {
         let shared = &*self.shared;
         let limits = ServerConfig {

@@ -32,13 +32,13 @@ pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
 /// The number of bytes to be sent above which the connection stops reading.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;
-/// With this many bytes to send, some are sent before more requests are executed, so that the
-/// client works on the first answers while this side works on the next.
+/// The number of bytes to send above which some are sent before more requests are executed, so that
+/// the client works on the first answers while this side works on the next ones.
 const SEND_BYTES: usize = 32 * 1024;
 /// The number of reads of a connection before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
 /// The number of reads of large payloads for which earlier answers may be held back, so that the
-/// client is woken once for several.
+/// client is woken once for several of them.
 const HELD_MAX: u32 = 3;
 /// The maximum time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -93,8 +93,8 @@ pub(super) struct Established {
     pub(super) events: Option<Subscription>,
     /// The bytes that this connection may have outstanding.
     pub(super) grant: Grant,
-    /// Each task that executes a request has a clone; the receiver learns when all of them have
-    /// ended.
+    /// A sender of which each task that executes a request has a clone, so that the receiver learns
+    /// when all of them have ended.
     pub(super) executing: mpsc::Sender<()>,
     pub(super) executed: mpsc::Receiver<()>,
     /// The time of the next check of the client's progress.
@@ -228,8 +228,8 @@ impl Connection {
         Poll::Pending
     }
 
-    /// Returns whether the connection must end because others need the memory that waits for its
-    /// client to send the rest of a payload, or to receive its answers.
+    /// Returns whether the connection must end because other connections need the memory that waits
+    /// for its client to send the rest of a payload, or to receive its answers.
     fn is_slowest(&mut self, open: &mut Established, cx: &mut Context<'_>) -> bool {
         let client_bytes = (self.output.held_bytes() + self.input.receiving_bytes()) as u64;
         // Memory below the minimum share would help no other connection.
@@ -297,7 +297,7 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends as much as the socket accepts. Returns whether nothing is left.
+    /// Sends as much as the socket accepts. Returns whether nothing remains to be sent.
     fn flush(&mut self, open: &mut Established, now: Timestamp, cx: &mut Context<'_>) -> Result<bool, End> {
         let before = self.output.pending_bytes();
         let is_flushed = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
@@ -380,7 +380,7 @@ impl Connection {
         }
     }
 
-    /// Answers the requests that tasks have completed.
+    /// Sends the answers to the requests that tasks have completed.
     fn answer_completions(&mut self, open: &mut Established) {
         open.owned.take_completions(&mut self.completions);
         for (id, outcome) in self.completions.drain(..) {
@@ -419,8 +419,8 @@ impl Connection {
 
     // ---- shutdown
 
-    /// Waits for requests being executed, and sends their answers. The caller of the shutdown
-    /// limits the time.
+    /// Waits for the requests that are being executed, and sends their answers. The caller limits
+    /// the time.
     async fn finish(&mut self, open: &mut Established) {
         let done = poll_fn(|cx| {
             _ = open.owned.register(cx.waker());
@@ -438,7 +438,7 @@ impl Connection {
     }
 }
 
-/// Executes a request, and answers it if its reply is ready.
+/// Executes a request, and sends the answer if its reply is ready.
 #[allow(clippy::too_many_arguments, reason = "the connection is borrowed in parts")]
 fn handle_request(
     shared: &Arc<Shared>,

@@ -139,7 +139,7 @@ impl Connection {
 
 /// The secrets that are in force.
 pub(super) struct Secrets {
-    /// For clients that name no key: the current secret, and the previous one.
+    /// The secrets for clients that name no key: the current one, and the previous one.
     unnamed: RwLock<Vec<Secret>>,
     named: Vec<(String, Secret)>,
 }
@@ -150,8 +150,8 @@ impl Secrets {
         Self { unnamed: RwLock::new(unnamed), named: config.keys.clone() }
     }
 
-    /// Returns the secrets of which a client that names `key` must prove one; empty if every client
-    /// is accepted.
+    /// Returns the secrets of which a client that names `key` must prove one. If there are none,
+    /// every client is accepted.
     pub(super) fn of(&self, key: &[u8]) -> Vec<Secret> {
         let named = self.named.iter().find(|(name, _)| !key.is_empty() && name.as_bytes() == key);
         match named {
@@ -171,8 +171,8 @@ impl Server {
     /// Open connections stay open.
     ///
     /// # Errors
-    /// If there would be only a previous secret; or no secret at all, although other machines can
-    /// reach one of the server's addresses and [`ServerConfig::allow_exposed`] is not set.
+    /// Fails if there would be only a previous secret; or no secret at all, although other machines
+    /// can reach one of the server's addresses and [`ServerConfig::allow_exposed`] is not set.
     pub fn set_secrets(&self, secret: Option<Secret>, previous: Option<Secret>) -> Result<(), SettingError> {
         let Shared { config, secrets, is_exposed, .. } = &*self.shared;
         let check = SettingError::check;

@@ -64,9 +64,10 @@ use session::Sessions;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there,
-/// or on those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its
-/// connections; [`Self::shutdown`] ends them after their requests.
+/// The server accepts connections on the tokio runtime in which [`Self::listen`] is called;
+/// connections run there, or on the runtimes of [`ServerConfig::workers`]. If the server is
+/// dropped, it stops listening and its connections are aborted; [`Self::shutdown`] ends them after
+/// their requests.
 pub struct Server {
     shared: Arc<Shared>,
 }
@@ -98,7 +99,7 @@ impl Server {
     /// Returns a server for `backend` and its control plane, which does not listen yet.
     ///
     /// # Errors
-    /// The invalid setting, and its valid values.
+    /// Returns the invalid setting, and its valid values.
     pub fn new(backend: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
         let mut wire = Capabilities::full(u64::MAX);
@@ -137,7 +138,7 @@ impl Server {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns the id of this instance, drawn at random when the server was created. Another
+    /// Returns the ID of this instance, drawn at random when the server was created. Another
     /// instance does not know this instance's sessions.
     #[must_use]
     pub fn instance(&self) -> InstanceId {
@@ -150,9 +151,9 @@ impl Server {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, so that the address is free; answers requests in progress, and sends a
-    /// goodbye to every client. Waits at most for `timeout`, then aborts the rest. Returns whether
-    /// every connection ended by itself.
+    /// Stops listening, so that the address is free; completes the requests in progress, and sends
+    /// a goodbye to every client. Waits at most for `timeout`, then aborts the remaining
+    /// connections. Returns whether every connection ended by itself.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
         // This is called first, so that clients that reconnect wait in the accept queue, perhaps
         // for another server, and are not refused.
@@ -227,7 +228,7 @@ impl Shared {
     }
 
     /// Logs a request that the backend has failed for a reason that an operator can remove: no
-    /// space, no descriptors, damaged data.
+    /// space, no descriptors or damaged data.
     #[inline]
     fn log_failure(&self, peer: Peer, op: Op, outcome: &Outcome) {
         if let Outcome::Failed(error) = outcome {
@@ -266,29 +267,30 @@ fn limited(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilitie
 }
 
 counters! {
-    /// Counters of connections. Each connection counts for itself and adds up its counts now and
-    /// then, so that requests of different threads do not write the same cache line.
+    /// Counters of connections. Each connection has its own counts and adds them up from time to
+    /// time, so that requests of different threads do not write the same cache line.
     #[derive(Default)]
     pub(super) struct Counts<C = u64> {
         /// Connections accepted.
         connections => "synapse_connections_total",
-        /// Connections refused, for any reason.
+        /// The number of connections refused, for any reason.
         refused => "synapse_connections_refused_total",
-        /// Connections closed because their client broke the protocol.
+        /// The number of connections closed because their client broke the protocol.
         broken => "synapse_connections_broken_total",
-        /// Connections closed because their client was silent.
+        /// The number of connections closed because their client was silent.
         silent => "synapse_connections_silent_total",
-        /// Requests that arrived.
+        /// The number of requests that arrived.
         requests => "synapse_requests_total",
-        /// Requests answered by an outcome that was remembered.
+        /// The number of requests answered with a remembered outcome.
         replays => "synapse_replays_total",
-        /// Requests executed by a task because their reply was not ready at once.
+        /// The number of requests executed by a task because their reply was not ready immediately.
         waits => "synapse_waits_total",
-        /// Changes of grants that were announced to clients.
+        /// The number of changes of grants that were announced to clients.
         grants => "synapse_grants_changed_total",
-        /// Cancellations that arrived.
+        /// The number of cancellations that arrived.
         cancels => "synapse_cancels_total",
-        /// Bytes of large payloads that were copied, because they arrived with their head.
+        /// The number of bytes of large payloads that were copied because they arrived with their
+        /// head.
         copied_bytes => "synapse_copied_bytes_total",
     }
 }
@@ -296,11 +298,11 @@ counters! {
 // ---- Listening: which addresses may be served without a secret, and the limits on connections.
 
 impl Server {
-    /// Serves one connection from another source than [`Self::listen`], until it ends. Runs on the
-    /// runtime that polls it; dropping the future aborts the connection.
+    /// Serves one connection from another source than [`Self::listen`], until the connection ends.
+    /// Runs on the runtime that polls it. If the future is dropped, the connection is aborted.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub fn serve_stream(&self, stream: Box<dyn Duplex>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (shared, accepted) = (Arc::clone(&self.shared), Accepted::Other(stream));
         async move {
@@ -310,14 +312,15 @@ impl Server {
         }
     }
 
-    /// Listens on `address`, and returns the bound address: for TCP port 0, with the port that the
-    /// system has chosen. The path of a unix socket without a listener is taken over.
+    /// Listens on `address`, and returns the bound address, which for TCP port 0 has the port that
+    /// the system has chosen. If the path of a unix socket has no listener, it is taken over.
     ///
     /// # Errors
-    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`].
+    /// Returns [`ListenError::Exposed`] for an address beyond loopback without a secret, and
+    /// [`ListenError::Bind`] if the address cannot be bound.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
         let failed = |cause| ::connection::ListenError { address: address.clone(), cause };
         let resolved = address.resolve().await.map_err(failed)?;
@@ -331,11 +334,11 @@ impl Server {
     /// open when the server ends.
     ///
     /// # Errors
-    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`] if the
-    /// system has no descriptor.
+    /// Returns [`ListenError::Exposed`] for an address beyond loopback without a secret, and
+    /// [`ListenError::Bind`] if the system has no descriptor.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    /// If it is called outside of a tokio runtime.
     pub fn listen_on(&self, socket: &ListeningSocket) -> Result<Address, ListenError> {
         if let Address::Tcp(text) = socket.address()
             && let Ok(address) = text.parse()

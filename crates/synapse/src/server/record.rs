@@ -30,7 +30,7 @@ const MAGIC: [u8; 4] = *b"SYNR";
 const FORMAT: u32 = 1;
 const FIXED_BYTES: usize = 4 + 4 + 16;
 const RECORD_BYTES_MAX: usize = FIXED_BYTES + CLOSED_MAX * 16 + 4;
-/// The maximum number of attempts of a change that meets changes of other servers.
+/// The maximum number of attempts of a change that conflicts with changes of other servers.
 const TRIES_MAX: u32 = 16;
 
 /// A store's record of its servers, as it was read at the start.
@@ -65,8 +65,8 @@ impl NodeRecord {
     /// not a cache in front of it. Takes at most `timeout`.
     ///
     /// # Errors
-    /// `Corrupt` if the object is not a record, `Unsupported` if it is of a later format; errors of
-    /// the store.
+    /// Returns `Corrupt` if the object is not a record, `Unsupported` if the record has a later
+    /// format, and the errors of the store.
     pub async fn open(store: &dyn Blocker, clock: &dyn Clock, timeout: Duration) -> Result<Self, Error> {
         update(store, clock.now() + timeout, |found| match found {
             Some(_) => None,
@@ -92,8 +92,8 @@ impl NodeRecord {
     /// Takes at most `timeout`.
     ///
     /// # Errors
-    /// The store's errors. Then nothing is recorded, and clients count their unflushed changes as
-    /// lost.
+    /// Returns the store's errors. In that case nothing is recorded, and clients count their
+    /// unflushed changes as lost.
     pub async fn close(
         store: &dyn Blocker,
         instance: InstanceId,
@@ -154,7 +154,8 @@ impl NodeRecord {
     }
 }
 
-/// Reads the record and writes what `change` returns, atomically; `None` keeps the record.
+/// Reads the record and writes what `change` returns, atomically. If `change` returns `None`, the
+/// record is kept.
 async fn update(
     store: &dyn Blocker,
     deadline: Timestamp,

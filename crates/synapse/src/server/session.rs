@@ -26,14 +26,15 @@ pub(super) type Completion = (RequestId, Option<Outcome>);
 pub(super) struct Session {
     /// A number that was drawn at random when the session began.
     generation: u64,
-    /// The number of connections that have attached the session; the last of them owns it, or will.
+    /// The number of connections that have attached the session. The last of them owns it, or will
+    /// own it.
     attach_count: AtomicU64,
     has_completions: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// `None` while a connection owns the slots.
+    /// The slots; `None` while a connection owns them.
     slots: Option<Slots>,
     /// Outcomes that the owner has not taken yet: at most one per slot.
     completions: Vec<Completion>,
@@ -58,7 +59,7 @@ impl Session {
     /// among the session's connections.
     ///
     /// # Errors
-    /// `Retryable` if another connection has attached the session since.
+    /// Returns `Retryable` if another connection has attached the session since.
     ///
     /// # Cancel safety
     /// When the future is dropped, the slots stay where they are.
@@ -113,7 +114,7 @@ pub(super) struct Owned {
 
 impl Owned {
     /// Returns the number that distinguishes this session from earlier and later ones with the same
-    /// id.
+    /// ID.
     pub(super) fn generation(&self) -> u64 {
         self.session.generation
     }
@@ -169,7 +170,7 @@ pub(super) struct Reporter {
     session: Arc<Session>,
     id: RequestId,
     outcome: Option<Outcome>,
-    /// The connection's memory counts as long as this exists.
+    /// Keeps the connection's memory counted until the reporter is dropped.
     _executing: mpsc::Sender<()>,
 }
 
@@ -187,8 +188,9 @@ impl Drop for Reporter {
 
 /// All sessions of a server.
 pub(super) struct Sessions {
-    /// One lock instead of a concurrent table: it is taken once per connection, at the handshake,
-    /// and both the limit and the choice of sessions to forget need all of them at one moment.
+    /// The sessions. They have one lock instead of a concurrent table, because it is taken only
+    /// once per connection, at the handshake, and both the limit and the choice of sessions to
+    /// forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
     /// The maximum number of sessions, and the time for which a session without a connection is
     /// kept.
@@ -228,11 +230,11 @@ impl Sessions {
     }
 
     /// Attaches the session `id`, or begins it with the slots that `new` returns. The flag tells
-    /// whether it was known.
+    /// whether the session was known.
     ///
     /// # Errors
-    /// `Retryable` if there are too many sessions, or another connection has attached this one
-    /// meanwhile.
+    /// Returns `Retryable` if there are too many sessions, or another connection has attached this
+    /// one in the meantime.
     pub(super) async fn attach(
         &self,
         id: SessionId,
@@ -263,7 +265,8 @@ impl Sessions {
     }
 
     /// If there are too many sessions, forgets those that have been without a connection for longer
-    /// than the linger time; if there are none, the one that has been without a connection longest.
+    /// than the linger time. If there are none, forgets the one that has been without a connection
+    /// for the longest time.
     fn make_room(&self, all: &mut HashMap<SessionId, Arc<Session>>, now: Timestamp) -> Result<(), Error> {
         let (count_max, linger) = *self.limits.lock();
         if all.len() < count_max {

@@ -30,9 +30,10 @@ const _: () = assert!(SLOT_BYTES <= 192);
 /// The handling of a request that has arrived.
 #[derive(Debug)]
 pub(super) enum Begin {
-    /// The request is new, or may be executed again: execute it, then call [`Slots::complete`].
+    /// The request is new, or may be executed again: the caller must execute it, then call
+    /// [`Slots::complete`].
     Execute,
-    /// The request was executed before: answer this outcome.
+    /// The request was executed before: the caller must answer with this outcome.
     Replay(Outcome),
     /// The request is being executed.
     Wait,
@@ -43,11 +44,12 @@ pub(super) enum Begin {
 /// The handling of a cancellation.
 #[derive(Debug)]
 pub(super) enum Cancel {
-    /// Abort the task; the answer follows by [`Slots::complete`].
+    /// The caller must abort the task; the answer follows from [`Slots::complete`].
     Abort(AbortHandle),
-    /// The request never began, or its answer was lost: answer this outcome, with this operation.
+    /// The request never began, or its answer was lost: the caller must answer with this outcome of
+    /// this operation.
     Answer(Op, Outcome),
-    /// The answer to the request is on its way.
+    /// The answer to the request is being sent.
     Ignore,
     /// The client breaks the protocol.
     Refuse(&'static str),
@@ -71,17 +73,17 @@ enum State {
         abort: Option<AbortHandle>,
         is_cancelled: bool,
     },
-    /// `None` for an outcome that is not kept.
+    /// The request has been answered; the outcome is `None` if it is not kept.
     Answered {
         op: Op,
         outcome: Option<Outcome>,
     },
 }
 
-/// All slots of a session. Owned by the connection that serves it.
+/// All slots of a session. The connection that serves the session owns them.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// The slots used so far: most clients never use all granted ones.
+    /// The slots used so far. Most clients never use all granted ones.
     slots: Vec<Slot>,
     count_max: u32,
     /// The total cost of the outstanding requests, in bytes.
@@ -101,7 +103,7 @@ impl Slots {
         self.count_max
     }
 
-    /// Returns the slot with this number, if it was granted.
+    /// Returns the slot with this number, if the client has been granted it.
     fn slot(&mut self, number: u32) -> Option<&mut Slot> {
         let index = number as usize;
         if number < self.count_max && index >= self.slots.len() {
@@ -120,7 +122,7 @@ impl Slots {
         self.cost_bytes
     }
 
-    /// Called when a request has arrived.
+    /// Handles the arrival of a request.
     pub(super) fn begin(&mut self, id: RequestId, op: Op, cost_bytes: u64) -> Begin {
         let remembers = self.remembers;
         let Some(slot) = self.slot(id.slot) else { return Begin::Refuse(NO_SLOT) };
@@ -167,8 +169,8 @@ impl Slots {
         }
     }
 
-    /// Called when a request is done; `None` if its task has ended without an outcome. Returns the
-    /// answer, if the client waits for it on this connection.
+    /// Records that a request is done, with `None` if its task has ended without an outcome.
+    /// Returns the answer, if the client waits for it on this connection.
     pub(super) fn complete(&mut self, id: RequestId, outcome: Option<Outcome>) -> Option<(Op, Outcome)> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         let State::Executing { op, is_cancelled, .. } = slot.state else { return None };
@@ -192,7 +194,7 @@ impl Slots {
         }
     }
 
-    /// Called when the client cancels a request.
+    /// Handles that the client cancels a request.
     pub(super) fn cancel(&mut self, id: RequestId) -> Cancel {
         let Some(slot) = self.slot(id.slot) else { return Cancel::Refuse(NO_SLOT) };
         let step = id.sequence.wrapping_sub(slot.sequence);
@@ -221,8 +223,8 @@ impl Slots {
         }
     }
 
-    /// Called when the connection has ended: no answer is sent until the client resends the request
-    /// on another.
+    /// Handles the end of the connection: no answer is sent until the client resends the request on
+    /// another one.
     pub(super) fn disconnect(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.is_awaited = false);
     }

@@ -121,7 +121,7 @@ fn has(program: &str) -> bool {
 /// Reports skipped tests, bypassing the test runner's capture.
 ///
 /// # Panics
-/// With `CACHED_REQUIRE_ALL=1`.
+/// If `CACHED_REQUIRE_ALL=1` is set.
 fn skip(what: &str, why: &str) {
     let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
     assert!(!all, "{what}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");

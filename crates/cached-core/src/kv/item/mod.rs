@@ -163,7 +163,7 @@ impl ItemPtr {
         self.make_dead_from(self.usage());
     }
 
-    /// As [`make_dead`](Self::make_dead), given the usage that has been read.
+    /// Like [`make_dead`](Self::make_dead), given the usage that has been read.
     #[inline]
     pub(crate) fn make_dead_from(self, usage: Usage) {
         self.set_usage(usage.without(state::LIVE));

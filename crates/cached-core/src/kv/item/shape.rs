@@ -262,7 +262,7 @@ pub(crate) unsafe fn piece_matches_checksum(piece: *mut u8, data: u32, bytes: u3
 }
 
 /// # Safety
-/// As [`write_piece_checksum`].
+/// Like [`write_piece_checksum`].
 unsafe fn piece_checksum(piece: *mut u8, data: u32) -> u32 {
     // SAFETY: as the caller promises.
     let stored = unsafe { std::slice::from_raw_parts(piece, PIECE_HEADER_BYTES + data as usize) };
@@ -288,7 +288,7 @@ unsafe fn put(entry: *mut u8, bytes: u32, checksum: u32) {
 }
 
 /// # Safety
-/// As [`put`].
+/// Like [`put`].
 unsafe fn get(entry: *const u8, bytes: u32) -> u32 {
     // SAFETY: as the caller promises.
     u32::from_le(unsafe { entry.add(bytes as usize - CHECKSUM_BYTES).cast::<u32>().read_unaligned() })

@@ -145,7 +145,7 @@ impl Survivors {
         }
     }
 
-    /// As [`place`](Survivors::place), in another open region with enough space, or in a new one.
+    /// Like [`place`](Survivors::place), in another open region with enough space, or in a new one.
     #[cold]
     fn place_elsewhere(
         &mut self,

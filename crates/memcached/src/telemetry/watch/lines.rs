@@ -108,7 +108,7 @@ impl Watch {
 // A relay holds at most as much as the watcher's buffer, so a watcher that does not read costs
 // twice that buffer.
 
-/// Lines on their way to a worker.
+/// Lines that the log thread forwards to a worker.
 pub(crate) struct Relay {
     lines: Lock<Vec<u8>>,
     info: Arc<ConnInfo>,
@@ -146,7 +146,7 @@ struct Watcher {
     sink: Sink,
     kinds: u32,
     gone: Arc<AtomicBool>,
-    /// Lines that the socket has not accepted, from `sent` on.
+    /// Lines that the socket has not accepted yet. They begin at the index `sent`.
     buffer: Vec<u8>,
     sent: usize,
     /// The number of lines skipped since the last one in the buffer.

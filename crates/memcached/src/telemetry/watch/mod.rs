@@ -43,7 +43,7 @@ pub(crate) struct Watch {
     pending: Lock<Pending>,
     pending_bytes_max: usize,
     watcher_bytes_max: usize,
-    /// Readable while the log thread has work to do.
+    /// A descriptor that is readable while the log thread has work to do.
     waker: OwnedFd,
     pub(crate) counts: Counts,
 }
@@ -51,13 +51,13 @@ pub(crate) struct Watch {
 /// The counts that `stats` reports.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Lines dropped because the queue to the log thread was full.
+    /// The number of lines dropped because the queue to the log thread was full.
     pub(crate) worker_dropped: AtomicU64,
-    /// Lines added to the queue to the log thread.
+    /// The number of lines added to the queue to the log thread.
     pub(crate) worker_written: AtomicU64,
-    /// Lines skipped because a watcher was too slow.
+    /// The number of lines skipped because a watcher was too slow.
     pub(crate) watcher_skipped: AtomicU64,
-    /// Lines added to watchers' buffers.
+    /// The number of lines added to watchers' buffers.
     pub(crate) watcher_sent: AtomicU64,
     /// The number of watchers.
     pub(crate) watchers: AtomicU64,
@@ -260,7 +260,7 @@ impl Watch {
     }
 }
 
-/// Publishes evictions, as called by the store.
+/// Publishes evictions. The store calls it for each of them.
 pub(crate) struct Evictions {
     watch: Arc<Watch>,
     size_classes: SizeClasses,
@@ -298,7 +298,7 @@ impl std::fmt::Display for Peer<'_> {
 
 // The kinds of events that can be observed: one bit each, in a single word for the whole server.
 
-/// Counting by key prefix (`stats detail on`).
+/// The requests are counted by key prefix (`stats detail on`).
 pub(crate) const DETAIL: u32 = 1;
 /// `watch evictions`.
 pub(crate) const EVICTIONS: u32 = 1 << 1;
@@ -318,7 +318,7 @@ pub(crate) const NOTHING: u32 = 1 << 6;
 pub(crate) const KINDS: u32 = EVICTIONS | FETCHERS | MUTATIONS | CONNEVENTS | DELETIONS | NOTHING;
 
 /// The names that `watch` accepts. As in memcached, a word may be a prefix of a name; the first
-/// name that matches is taken.
+/// name that matches is used.
 pub(crate) const EVENT_NAMES: [(&str, u32); 10] = [
     ("rawcmds", NOTHING),
     ("evictions", EVICTIONS),

@@ -24,7 +24,8 @@ pub(super) struct State {
     pub(super) credits: Credits,
     /// Whether a larger grant may be requested.
     pub(super) can_request_credit: bool,
-    /// The credit requested for the next request, which exceeds the grant; 0 if none was requested.
+    /// The credit that was requested for the next request, which exceeds the grant; 0 if none was
+    /// requested.
     pub(super) requested_bytes: u64,
     /// The cost of unanswered requests.
     pub(super) sent_bytes: u64,
@@ -34,7 +35,7 @@ pub(super) struct State {
     pub(super) is_closed: bool,
     /// The next deadline, or an earlier time.
     pub(super) due: Timestamp,
-    /// The time and cause of the lost connection; `None` while connected.
+    /// The time at which the connection was lost, and the cause; `None` while connected.
     pub(super) down: Option<(Timestamp, Error)>,
     /// The server's limits, from the last welcome.
     pub(super) limits: Capabilities,
@@ -56,9 +57,9 @@ pub(super) struct Slot {
     pub(super) waker: Option<Waker>,
     pub(super) deadline: Timestamp,
     pub(super) cost_bytes: u64,
-    /// Whether the server still owes an answer.
+    /// Whether the server has still to answer the request.
     pub(super) is_owed: bool,
-    /// Whether the request was ever sent: then it may have been executed, even if it is queued
+    /// Whether the request was ever sent. If so, it may have been executed, even if it is queued
     /// again.
     pub(super) was_sent: bool,
     /// Whether an earlier connection has sent the request.
@@ -126,8 +127,8 @@ impl State {
         self.next_waiter()
     }
 
-    /// Called when the caller has its outcome, or has dropped the request. Returns the waker to
-    /// wake.
+    /// Frees the slot of a caller that has its outcome, or has dropped the request. Returns the
+    /// waker to wake.
     pub(super) fn release(&mut self, id: RequestId) -> Option<Waker> {
         let slot = &mut self.slots[id.slot as usize];
         slot.waker = None;
@@ -212,7 +213,7 @@ impl State {
         }
     }
 
-    /// Called when the server has shut down after answering all requests that it had begun.
+    /// Handles that the server has shut down after answering all requests that it had begun.
     /// Unanswered requests were not executed, unless an earlier connection had sent them as well;
     /// they wait to be resent to the next server. Returns their number.
     pub(super) fn take_back_unexecuted(&mut self) -> u64 {
@@ -253,7 +254,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Makes `error` the outcome.
+    /// Makes `error` the outcome of the request.
     pub(super) fn fail(&mut self, error: Error, wakers: &mut Vec<Waker>) {
         self.state = SlotState::Done;
         self.outcome = Some(Err(error));
