@@ -1,5 +1,5 @@
-//! User instructions of a program, counted by valgrind, which are reproducible where time is not,
-//! however busy the machine.
+//! Counts the user instructions of a program by valgrind. Such counts are reproducible on a busy
+//! machine, where times are not.
 //!
 //! A figure per operation comes from two runs that differ only in the number of operations, so that
 //! one-time costs cancel out: [`Callgrind::each`].

@@ -1,9 +1,9 @@
-//! A server with a single answer, as a lower bound of a request's costs.
+//! A server with a single prepared reply, as a lower bound of a request's costs.
 //!
 //! It reads like memcached (epoll, one thread, one read and one write per wake-up), counts the
-//! commands and keys of the text protocol, and answers each with prepared bytes. It has no table,
-//! no memory management and no statistics: what remains is the kernel and the loop. Start the load
-//! with `--verify length`, because all values are the same.
+//! commands and keys of the text protocol, and replies to each with prepared bytes. It has no
+//! table, no memory management and no statistics: what remains is the kernel and the loop. Start
+//! the load with `--verify length`, because all values are the same.
 //!
 //! ```text
 //! template   [VALUE k000… 0 100 CRLF value CRLF] × KEYS_MAX, END CRLF

@@ -1,5 +1,5 @@
-//! The existing keys and values. Both are derived from an index, so that every reply can be checked
-//! without a table.
+//! The existing keys and their values. Both are derived from an index, so that every reply can be
+//! checked without a table.
 //!
 //! ```text
 //! key    k 0000…index            one letter, then the index in decimal, zero-padded to key_bytes

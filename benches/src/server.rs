@@ -1,7 +1,7 @@
 //! Servers under measurement: child processes on a free loopback port, pinned, always ended.
 //!
 //! A child is ended by its PID when its [`Server`] is dropped, and by the kernel
-//! (`PR_SET_PDEATHSIG`) if this process is killed before. Start servers from the main thread,
+//! (`PR_SET_PDEATHSIG`) if this process is killed first. Start servers from the main thread,
 //! because that signal is tied to the thread that starts them.
 
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! The intended differences between `cached` and memcached 1.6.45: `DIFFERENCES.md`, with one
 //! heading per name.
 //!
-//! A script or test that expects different replies from the two servers names the difference; a
+//! A script or test that expects different replies from the two servers names the difference. A
 //! name that is missing in the list is an error, so the list stays complete.
 
 /// The text of the list.

@@ -1,8 +1,8 @@
 //! Two servers in lockstep: both get the same random commands, and their replies must be the same.
 //!
 //! Varying parts of replies are normalized first ([`generate`]): CAS values, times, and the
-//! differences in `DIFFERENCES.md`. Meanwhile other clients may use both servers, with their own
-//! keys.
+//! differences in `DIFFERENCES.md`. At the same time, other clients may use both servers, with
+//! their own keys.
 
 use crate::bytes::show;
 use crate::configurations::Configuration;

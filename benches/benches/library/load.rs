@@ -1,4 +1,4 @@
-//! The load: the keys and their order, and the checks of the answers.
+//! The load: the keys and their order, and the checks of the replies.
 
 use std::sync::Barrier;
 use std::thread;

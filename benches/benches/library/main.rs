@@ -9,13 +9,13 @@
 //! - the share of gets that hit, for the same requests: a cache that misses more also stores more;
 //! - resident bytes per item held.
 //!
-//! The load (`load.rs`): keys from a Zipf distribution with exponent 1 over a million keys, nine
-//! gets per set, space for a hundred thousand items; after a miss the caller stores the value.
-//! Every value read is checked against its key. Times are CPU time of the threads, so that other
-//! work on the machine does not count; `CACHED_LIBRARY_WALL=1` measures by the wall clock, which
-//! also counts waiting for locks.
+//! The load (`load.rs`) uses keys from a Zipf distribution with exponent 1 over a million keys,
+//! nine gets per set, and space for a hundred thousand items; after a miss the caller stores the
+//! value. Every value read is checked against its key. Times are CPU time of the threads, so that
+//! other work on the machine does not count; `CACHED_LIBRARY_WALL=1` measures by the wall clock,
+//! which also counts waiting for locks.
 //!
-//! `CACHED_LIBRARY_THREADS=1,2,4,8,16` prints, instead of all that, how the rate grows with the
+//! With `CACHED_LIBRARY_THREADS=1,2,4,8,16`, the bench instead prints how the rate grows with the
 //! number of threads (`scaling.rs`).
 
 mod load;

@@ -1,8 +1,8 @@
-//! Resident bytes per item. Each cache is alone in a process, measured before it is created and
-//! after the load has run.
+//! Measures the resident bytes per item. Each cache is alone in a process, measured before it is
+//! created and after the load has run.
 //!
-//! Resident memory includes the allocator's overhead, tables, ghosts and queues; of an arena, it
-//! includes the touched part.
+//! Resident memory includes the allocator's overhead, tables, ghosts and queues. For an arena, it
+//! includes the part that has been touched.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The caches behind a small trait, each used as its documentation recommends.
+//! The caches, accessed through a small trait, each used as its documentation recommends.
 //!
 //! Values are reference-counted (`Arc<[u8]>`) if a get borrows them, and owned (`Box<[u8]>`) if it
 //! copies them, because quick_cache and moka return clones. foyer returns reference-counted

@@ -1,4 +1,4 @@
-//! `canned`: answers every text command with prepared bytes, as a lower bound for comparisons.
+//! `canned`: replies to every text command with prepared bytes, as a lower bound for comparisons.
 
 use std::net::SocketAddr;
 

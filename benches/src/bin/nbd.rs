@@ -10,14 +10,14 @@
 //! each round; the median of the rounds is printed, and its ratio to nbdkit's. CPU time is that of
 //! the process, user and system, over all threads.
 //!
-//! A connection to each disk stays open, as for a running virtual machine. Without one, `cached`
-//! would release the volume at the end of each run of fio and store all of it, which would count
-//! for the next run.
+//! A connection to each disk stays open, as for a running virtual machine. Without such a
+//! connection, `cached` would release the volume at the end of each run of fio and store all of it,
+//! which would count for the next run.
 //!
 //! `cached` occurs twice. The first one has space for a completely dirty disk, and stores nothing
-//! meanwhile, so it does the same work as the others. *cached, storing* stores everything beyond
-//! half of the disk: every second random write makes a clean bucket dirty and causes another one to
-//! be stored, on the same core.
+//! during the measurement, so it does the same work as the others. *cached, storing* stores
+//! everything beyond half of the disk: every second random write makes a clean bucket dirty and
+//! causes another one to be stored, on the same core.
 
 use std::fs;
 use std::io::{Read, Write};

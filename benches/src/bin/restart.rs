@@ -7,7 +7,7 @@
 //! process opens the file. CPU time counts, so the figure is that of one core. *Servers* are filled
 //! over a socket, ended and started again; the time from the start to the first reply counts.
 //! memcached keeps its items only if it is ended with SIGUSR1 and starts in a later second than it
-//! ended, so each server pauses between the two, which does not count.
+//! ended, so each server pauses in between, and the pause does not count.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};

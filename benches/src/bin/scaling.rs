@@ -5,11 +5,12 @@
 //! [--threads 1,2,4,8,16]`
 //!
 //! Each server has as many cores as threads, as long as a quarter of the cores is left for the
-//! load; with more threads, the load shares the cores with them. 100 000 keys of 20 bytes, values
-//! of 100, uniform, with 32 connections per server thread, in a closed loop. Both servers run at
-//! the same time and are measured alternately, in a different order in each round. The medians of
-//! the rounds are printed: keys per second, CPU time of the server per key, and how busy the load's
-//! threads were. If these were always busy, the rate is limited by them rather than by the server.
+//! load; with more threads, the load shares the cores with them. The load uses 100 000 keys of 20
+//! bytes with values of 100 bytes, uniformly distributed, on 32 connections per server thread, in a
+//! closed loop. Both servers run at the same time and are measured alternately, in a different
+//! order in each round. The medians of the rounds are printed: keys per second, CPU time of the
+//! server per key, and how busy the load's threads were. If these were always busy, the rate is
+//! limited by them rather than by the server.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

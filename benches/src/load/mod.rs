@@ -1,15 +1,15 @@
 //! The load generator: the requests ([`LoadSpec`]), sending them ([`run`], [`preload`]), and the
 //! results ([`LoadReport`]).
 //!
-//! One thread per core, each with its own epoll set and its own connections; nothing is shared
-//! during a run. Every reply is checked against the key space: wrong order, length or content ends
-//! the run with an error.
+//! There is one thread per core, each with its own epoll set and its own connections; nothing is
+//! shared during a run. Every reply is checked against the key space: wrong order, length or
+//! content ends the run with an error.
 //!
-//! - **Closed loop**: each connection sends `pipeline` requests, waits for all replies, sends the
-//!   next. Latency is counted from just before the send. It shows the maximum rate of a server, and
-//!   the cost of a request.
+//! - **Closed loop**: each connection sends `pipeline` requests, waits for all replies, and sends
+//!   the next requests. Latency is counted from just before the send. This loop shows the maximum
+//!   rate of a server, and the cost of a request.
 //! - **Open loop**: requests are due at times drawn in advance, whatever the server does. Latency
-//!   is counted from the due time, so that a stall shows in every request it delayed (no
+//!   is counted from the due time, so that a stall shows in every request that it delayed (no
 //!   coordinated omission).
 
 mod connection;

@@ -1,5 +1,5 @@
-//! Reads the replies of one connection, whatever pieces they arrive in, and checks each against its
-//! request.
+//! Reads the replies of one connection, however they are cut into pieces, and checks each against
+//! its request.
 //!
 //! ```text
 //!            head incomplete: keep its bytes (at most HEAD_BYTES_MAX)

@@ -2,8 +2,10 @@
 //! (`.zst`).
 //!
 //! - `.be32`: big-endian u32 keys, four bytes a request.
-//! - `.lis`: lines `start count ignored request`: one request for each 512-byte block from start on.
-//! - `.csv`: CacheLib's, with a header: `key` and `size`, or `block_id` and `io_size`; `op_count` requests a line.
+//! - `.lis`: lines `start count ignored request`, each of which is one request for each 512-byte
+//!   block from start on.
+//! - `.csv`: the format of CacheLib, with a header: `key` and `size`, or `block_id` and `io_size`;
+//!   `op_count` requests a line.
 
 use std::collections::HashMap;
 use std::hash::Hash;

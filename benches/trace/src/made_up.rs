@@ -1,5 +1,5 @@
-//! Synthetic loads, each with a single property, which real traces combine: a policy that gains
-//! from one property should not lose by another.
+//! Synthetic loads, each with a single property, whereas real traces combine several: a policy that
+//! gains from one property should not lose by another.
 //!
 //! The loads are the same in every run.
 

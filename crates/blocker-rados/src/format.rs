@@ -14,8 +14,8 @@
 //! `%` and two hex digits: names stay readable in `rados ls`, any bytes can be a name, and no name
 //! collides with the store's own objects, which begin with a bare `%`. In a namespace `/`, which
 //! ends the root, is escaped as well. If the escaped name would be too long for RADOS (256 bytes),
-//! it is replaced by its SHA-256, `%#` and 64 digits; the original name is kept in an attribute of
-//! the namespace's `%scope`.
+//! it is replaced by `%#` and the 64 digits of its SHA-256; the original name is kept in an
+//! attribute of the namespace's `%scope`.
 //!
 //! # Attributes
 //! ```text

@@ -5,8 +5,8 @@
 //! `format.rs` defines names and attributes. `librados` has operations, completions as futures, and
 //! the connection; `object` decides:
 //!
-//! - `change.rs`: looks, decides, and applies the change if the observed state is unchanged. Any
-//!   change of an object that was changed before takes one round trip.
+//! - `change.rs`: reads the state, decides, and applies the change if the observed state is
+//!   unchanged. If the object has been changed before, a change takes one round trip.
 //! - `read.rs`: reads, copies, listings.
 //! - `view.rs`: remembered states of objects, and the handling of timeouts, so that a late change
 //!   is refused.
@@ -18,7 +18,7 @@
 //!
 //! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
 //!
-//! librados learns the addresses of OSDs from the cluster's map. When a connection breaks, it
+//! librados learns the addresses of OSDs from the cluster's map. When a connection breaks, librados
 //! subscribes to the next map, once. If that map is about something else (a booting OSD changes the
 //! map before it is up), librados keeps connecting to the dead process until an operation is older
 //! than `objecter_timeout` (10 s by default), which operations with a shorter timeout never reach.

@@ -1,13 +1,14 @@
 //! The storage contract on S3 and S3-compatible servers.
 //!
 //! An object of the contract is a small S3 object, its *head*, and *blobs* that the head names. A
-//! change puts the new bytes as one blob with a new key, whatever the number of ranges, and then
-//! replaces the head that it has read, on condition that the head is unchanged. So a flush of many
-//! scattered ranges is two requests that read nothing, and a blob without a head that names it was
-//! never written. `format` defines keys and bodies, `server` sends requests, and `object` decides:
+//! change puts the new bytes as one blob with a new key, regardless of the number of ranges, and
+//! then replaces the head that it has read, on condition that the head is unchanged. So a flush of
+//! many scattered ranges is two requests that read nothing, and a blob without a head that names it
+//! was never written. `format` defines keys and bodies, `server` sends requests, and `object`
+//! decides:
 //!
-//! - `change.rs`: looks, decides, puts the bytes, puts the head.
-//! - `swap.rs`: replacement of a head, and the handling of lost answers; remembered heads; the
+//! - `change.rs`: reads the head, decides, puts the bytes, puts the head.
+//! - `swap.rs`: replacement of a head, and the handling of lost responses; remembered heads; the
 //!   order of changes of one object.
 //! - `read.rs`: reads, copies, listings.
 //! - `claims.rs`: the S3 part of the claim protocol ([`blocker::conditional::claims`] has it, with

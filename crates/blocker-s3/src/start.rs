@@ -1,11 +1,12 @@
 //! Opening a store: the probe of the server's features, and the edition of the bucket's layout.
 //!
-//! All promises about racing writers and fencing depend on two conditions of a put: `If-None-Match:
-//! *` and `If-Match`. Some servers accept such headers and ignore them; two writers would overwrite
-//! each other without an error, so these servers are refused. Some (radosgw before 17) compare the
-//! ETag as text with their own, which has no quotes, although the response to a put has them: for
-//! those the quotes are removed. Reads depend on ranges, and claims on consistent listings. Nothing
-//! depends on conditions of removals, copies and multipart uploads, which more servers ignore.
+//! All guarantees about racing writers and fencing depend on two conditions of a put:
+//! `If-None-Match: *` and `If-Match`. Some servers accept such headers and ignore them; two writers
+//! would overwrite each other without an error, so these servers are refused. Some (radosgw before
+//! 17) compare the ETag as text with their own, which has no quotes, although the response to a put
+//! has them: for those the quotes are removed. Reads depend on ranges, and claims on consistent
+//! listings. Nothing depends on conditions of removals, copies and multipart uploads, which more
+//! servers ignore.
 
 use std::sync::atomic::Ordering;
 

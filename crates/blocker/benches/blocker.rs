@@ -2,7 +2,7 @@
 //! pread and pwrite.
 //!
 //! There is one line per figure. Two things that are compared run alternately in the same process
-//! over the same amount of data, and the median of the rounds is given. `cargo bench -p
+//! over the same amount of data, and the median of the rounds is given. Run it with `cargo bench -p
 //! cached-blocker`; arguments select parts: `layers`, `memory`, `file`.
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,4 +1,4 @@
-//! The trait of the storage contract: what implementors guarantee and what callers owe.
+//! The trait of the storage contract: what implementors guarantee and what callers must do.
 
 use std::sync::Arc;
 

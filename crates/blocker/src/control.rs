@@ -1,6 +1,6 @@
-//! The control plane: attaching, policies, quotas, metrics, losses. Called rarely, by operators and
-//! by layers that manage others. (A claim is part of the data path because it must be ordered with
-//! changes.)
+//! The control plane: attaching, policies, quotas, metrics, losses. It is called rarely, by
+//! operators and by layers that manage others. (A claim is part of the data path because it must be
+//! ordered with changes.)
 
 use cached_metrics::Families;
 

@@ -7,7 +7,7 @@
 //!
 //! # Using a blocker
 //!
-//! Requests are structs created by `new` and refined by methods; answers are [replies](Reply),
+//! Requests are structs created by `new` and refined by methods; results are [replies](Reply),
 //! which are awaited. [`BlockerExt`] has a method for each kind of change, and shorter forms for
 //! whole objects.
 //!

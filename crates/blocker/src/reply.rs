@@ -1,7 +1,7 @@
-//! The answer to an operation, ready or pending, and the results of successful operations.
+//! The reply to an operation, ready or pending, and the results of successful operations.
 //!
 //! A hit must not box a future on its way up through the layers, so an operation returns a plain
-//! value: either the answer or a boxed future. Only a pending answer costs an allocation. A pending
+//! value: either the result or a boxed future. Only a pending reply costs an allocation. A pending
 //! future owns its data (`'static`), so that a server can spawn it as a task.
 
 use std::fmt;

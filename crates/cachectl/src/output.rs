@@ -1,5 +1,5 @@
 //! The output for the operator: results, as text or as JSON; failures, as one line and an exit
-//! code; and progress. Also the handling of Ctrl-C, which ends a long command in order.
+//! code; and progress. It also handles Ctrl-C, which ends a long command in order.
 
 use std::fmt;
 use std::io::{IsTerminal, PipeReader, Write};

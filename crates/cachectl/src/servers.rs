@@ -1,7 +1,7 @@
-//! Which server a command asks, by one rule, and the file with the contexts: servers that have
-//! names.
+//! The rule that decides which server a command contacts, and the file with the contexts: servers
+//! that have names.
 //!
-//! A command asks one admin listener, or one backend. The first of these names it:
+//! A command contacts one admin listener, or one backend. The first of these that is set names it:
 //!
 //! 1. the option: `--admin`, `--backend`; then `--context`;
 //! 2. the environment: `CACHECTL_ADMIN`, `CACHECTL_BACKEND`; then `CACHECTL_CONTEXT`;
@@ -9,8 +9,9 @@
 //! 4. the default: the admin listener on this host. There is no default backend.
 //!
 //! A chosen context alone decides: if it does not name what the command needs, the command fails
-//! instead of asking another server. Token, authorities and secret belong to the address: those of
-//! a context are used only with its address, and those of the environment only with any other one.
+//! instead of contacting another server. The token, the authorities and the secret belong to the
+//! address: those of a context are used only with its address, and those of the environment only
+//! with any other one.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@
 //! arrived and returns a request, an encoder appends to a `Vec<u8>`. The reference is memcached
 //! **1.6.45**, byte for byte: the same replies, the same input ignored, the same reasons to close.
 //! Questions that need the cache or the configuration (is the key present, is the value too large,
-//! is a command allowed) are left to the server, which takes the texts of replies in [`reply`].
+//! is a command allowed) are left to the server, which uses the texts of replies in [`reply`].
 //!
 //! # The loop of a connection
 //! The first byte fixes the protocol ([`Protocol::detect`]). After that each call of
@@ -57,19 +57,21 @@
 //! ```
 //!
 //! # What differs from memcached 1.6.45
-//! - One key above 250 bytes in a `get` refuses the line before any of its keys is served, with the
-//!   error alone. memcached touches the keys before it, drops all unsent replies (those to earlier
-//!   commands too), and adds a stray CRLF; if the last key is `noreply`, that CRLF is all it sends.
-//! - An opaque above 31 bytes is refused before anything is done; memcached notices when it writes
-//!   the reply.
-//! - The reply to an error is sent at once; memcached sends it after the body has been discarded.
+//! - If one key of a `get` has more than 250 bytes, the line is refused before any of its keys is
+//!   served, with only the error as a reply. memcached touches the keys before it, drops all unsent
+//!   replies (those to earlier commands too), and adds a stray CRLF; if the last key is `noreply`,
+//!   that CRLF is all it sends.
+//! - An opaque of more than 31 bytes is refused before anything is done; memcached notices it when
+//!   it writes the reply.
+//! - The reply to an error is sent immediately; memcached sends it after the body has been
+//!   discarded.
 //! - Replies that are due are sent before a close; memcached drops them where it closes without a
 //!   reply.
 //! - A `get` line without an end is refused at [`Limits::get_line_len_max`], not at 1 GiB.
 //!
-//! Like memcached, a decoder treats a line above 2048 bytes (a binary frame head above 16 KiB) by
-//! whether its end has arrived. For all other input, the pieces in which it arrives make no
-//! difference.
+//! Like memcached, a decoder handles a line above 2048 bytes (a binary frame head above 16 KiB)
+//! according to whether its end has arrived. For all other input, the pieces in which it arrives
+//! make no difference.
 //!
 //! # Modules
 //! [`text`] has the line rules and the classic commands, [`meta`] (`text/meta`) the two-letter

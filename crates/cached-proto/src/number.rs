@@ -1,9 +1,9 @@
 //! Numbers as memcached reads and writes them.
 //!
-//! There are two families. A *token* is all digits (an `i32` may begin with `-`) and at most 11 or
-//! 22 bytes; a lone `-` is zero. A *C number* (the flags and exptime of `set`) follows
-//! `strtoul`/`strtol`: white space and a sign may come first, and any white space or NUL ends it,
-//! so that `5\t9` is 5.
+//! There are two families. A *token* consists only of digits (an `i32` may begin with `-`) and has
+//! at most 11 or 22 bytes; a lone `-` is zero. A *C number* (the flags and exptime of `set`)
+//! follows `strtoul`/`strtol`: white space and a sign may come first, and any white space or NUL
+//! ends it, so that `5\t9` is 5.
 
 /// Reads a 32-bit unsigned token: digits only, at most 11 of them.
 pub fn token_u32(token: &[u8]) -> Option<u32> {

@@ -1,7 +1,7 @@
 //! The fixed replies of text and meta, each with its CRLF.
 //!
-//! The decoders return them for malformed input; the server uses them for conditions that only it
-//! can check.
+//! The decoders return these replies for malformed input; the server uses them for conditions that
+//! only it can check.
 
 macro_rules! replies {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {

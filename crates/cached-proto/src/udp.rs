@@ -6,7 +6,7 @@
 //!  | id    | number| count | 0     | bytes …
 //!  +-------+-------+-------+-------+----------
 //! ```
-//! All numbers are big-endian. The client chooses the id. Each datagram of the reply repeats it;
+//! All numbers are big-endian. The client chooses the ID. Each datagram of the reply repeats it;
 //! these datagrams are numbered from 0. A request is one datagram.
 
 /// The length of the frame.

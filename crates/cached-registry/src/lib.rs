@@ -1,11 +1,12 @@
 //! Small documents that a group of hosts shares, and the election of one writer among the hosts.
 //!
 //! A [`Registry`] holds documents of a few KiB: who leads, which hosts there are, who owns what. It
-//! is not a store of data. Documents are changed by compare-and-set, several at once if need be;
-//! [leases](Lease) bind documents to a living host, and the identity of a lease distinguishes the
-//! incarnations of the host; a [`Watch`] reports changes, continues after an interruption, and says
-//! so if changes are no longer known. The table `[registry]` of a configuration file
-//! ([`RegistryTable`]) selects one of four bodies:
+//! is not a store of data. Documents are changed by compare-and-set, several of them in one step if
+//! necessary; [leases](Lease) bind documents to a living host, and the identity of a lease
+//! distinguishes the incarnations of the host; a [`Watch`] reports changes, continues after an
+//! interruption, and says so if changes are no longer known. The table `[registry]` of a
+//! configuration file ([`RegistryTable`]) selects one of four *bodies*, which are the
+//! implementations of the registry:
 //!
 //! | `kind` | place | changes and leases | agreement among hosts |
 //! |---|---|---|---|

@@ -1,4 +1,4 @@
-//! The registry: one interface to all bodies.
+//! The registry: one interface to all bodies, which are its implementations.
 
 use std::path::Path;
 use std::sync::Arc;

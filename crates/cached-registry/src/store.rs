@@ -1,9 +1,9 @@
 //! The registry in an object of a store: any blocker with conditional changes.
 //!
 //! The object `table` of a namespace contains the whole table; each change replaces it on condition
-//! of its version. The namespace should be the registry's own: a host that claims it would fence the
-//! others. A claim of the whole store is survived: the object is then written with the epoch in
-//! force.
+//! of its version. The namespace should be the registry's own, because a host that claims the
+//! namespace would fence the others. The registry survives a claim of the whole store: the object
+//! is then written with the epoch in force.
 
 use std::fmt;
 use std::sync::Arc;

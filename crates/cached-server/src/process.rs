@@ -1,5 +1,5 @@
-//! The process: user, memory, terminal; the file of its ID; and the sockets that a service manager
-//! passes to it.
+//! The process: user, memory, terminal; the file with its process ID; and the sockets that a
+//! service manager passes to it.
 
 use cached_process::files::write_whole;
 use cached_process::log::{Level, print_err};

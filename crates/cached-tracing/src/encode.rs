@@ -1,5 +1,5 @@
 //! Encodes spans as OTLP, in the protocol's JSON form (OpenTelemetry Protocol 1.x, "JSON Protobuf
-//! encoding"), in which ids are hexadecimal and 64-bit numbers are strings.
+//! encoding"), in which IDs are hexadecimal and 64-bit numbers are strings.
 
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};

@@ -12,11 +12,11 @@
 //!
 //! # One client never stops another
 //!
-//! - Every connection has a guaranteed minimum of memory for as long as it lives. Further bytes
-//!   come from what is left, in the order of demands ([`Budget`]).
+//! - Every connection has a guaranteed minimum of memory for as long as it exists. Further bytes
+//!   come from the remaining memory, in the order of demands ([`Budget`]).
 //! - While a demand cannot be met, the server closes the connection whose client is slowest to send
-//!   or receive what it holds memory for ([`Grant::look`]); but never one that holds no more
-//!   than its minimum.
+//!   or receive the bytes for which it holds memory ([`Grant::look`]), but never one that holds no
+//!   more than its minimum.
 //! - A connection's memory counts until it is freed: a [`Grant`] is dropped after the buffers that
 //!   it counts.
 //! - The number of connections per address is limited ([`Connections`]).

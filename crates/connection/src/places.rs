@@ -1,4 +1,4 @@
-//! A server's connections: the limits on their number, in all and per address, and waiting for
+//! A server's connections: the limits on their number, in total and per address, and waiting for
 //! their end.
 
 use std::collections::HashMap;

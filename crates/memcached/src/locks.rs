@@ -13,9 +13,9 @@
 //! | lines on their way to a worker | 63 | they are added, or all are taken |
 //! | a worker's commands | 300 | a command is added, or all are taken |
 //!
-//! The store's locks have the levels between, 10 to 59. Builds with debug assertions check the
-//! order at run time. The counts of `stats detail` are in a concurrent map, whose locks are taken
-//! last and held for one operation.
+//! The store's locks have the levels 10 to 59, which lie in between. Builds with debug assertions
+//! check the order at run time. The counts of `stats detail` are in a concurrent map, whose locks
+//! are taken last and held for one operation.
 
 pub(crate) use cached_core::sync::{Mutex as Lock, MutexGuard as Guard};
 

@@ -1,4 +1,4 @@
-//! The clients' keys and what each of them may do: reads and writes in namespaces, or under prefixes
+//! The clients' keys and the rights of each key: reads and writes in namespaces, or under prefixes
 //! of names.
 
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! The bodies that a connection holds, counted against the budget of all connections from before
-//! they exist until they are freed; and how fast the client sends and receives them.
+//! The bodies that a connection holds, which count against the budget of all connections from
+//! before they exist until they are freed; and how fast the client sends and receives them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

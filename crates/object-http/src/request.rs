@@ -1,4 +1,4 @@
-//! The head of a request as an operation. Nothing here does I/O or knows of rights.
+//! The head of a request as an operation. Nothing here does I/O or depends on rights.
 
 use std::borrow::Cow;
 

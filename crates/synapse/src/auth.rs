@@ -1,11 +1,11 @@
-//! The shared secret: a peer that does not know it is refused, and it never crosses the wire.
+//! The shared secret: a peer that does not know it is refused, and it is never sent.
 //!
 //! Both sides prove that they know the secret, by an HMAC-SHA-256 over every byte of the handshake
 //! so far, each with a prefix of its own so that a proof cannot be reflected (a challenge-response
 //! as in RFC 2104 and RFC 5802, without stretching: the secret must be a random key). So an
 //! attacker on the path cannot change the handshake: versions, features, credits, the store's
-//! identity. Later data are neither secret nor protected; that needs TLS, for whose channel binding
-//! (RFC 5929, RFC 9266) the proofs have a field.
+//! identity. Later data are neither secret nor protected; that requires TLS, for whose channel
+//! binding (RFC 5929, RFC 9266) the proofs have a field.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Heads of HTTP requests that two readers could understand differently: each server must refuse
-//! them and end the connection, so that nothing after them is taken for a request.
+//! Heads of HTTP requests that two readers could interpret differently. Each server must refuse
+//! them and end the connection, so that nothing after them is mistaken for a request.
 
 /// Heads that a server refuses with 400, or by closing the connection.
 pub const AMBIGUOUS: [&str; 14] = [

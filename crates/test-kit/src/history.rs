@@ -1,12 +1,12 @@
-//! The values that concurrent readers may see: a history of intervals, with one register per
+//! The values that concurrent readers may read: a history of intervals, with one register per
 //! sector.
 //!
-//! Each change is recorded with the times of its request and its answer, and gives each of its
-//! sectors a unique value (except zeros). A reader may see a change unless another change, answered
-//! before the read was requested, started after the first was answered. A change that was
-//! cancelled, or whose outcome is unknown, may be made at any time, and is not certain to overwrite
-//! anything. Moreover, of two consecutive reads, the second never sees older data, and no bucket is
-//! a mix of two changes.
+//! Each change is recorded with the times of its request and its reply, and gives each of its
+//! sectors a unique value (except zeros). A read may return a change unless another change,
+//! acknowledged before the read was requested, started after the first was acknowledged. A change
+//! that was cancelled, or whose outcome is unknown, may be made at any time, and is not certain to
+//! overwrite anything. Moreover, of two consecutive reads, the second never returns older data, and
+//! no bucket is a mix of two changes.
 
 use std::ops::Range;
 

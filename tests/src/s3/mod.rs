@@ -1,4 +1,4 @@
-//! `cached` before S3 endpoints that check signatures, and Ceph's s3-tests, which judge it.
+//! `cached` in front of S3 endpoints that check signatures, and Ceph's s3-tests, which judge it.
 //!
 //! | module | content |
 //! |---|---|

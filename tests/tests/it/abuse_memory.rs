@@ -1,6 +1,6 @@
 //! Attacks on memory by clients of every listener. Whatever they do, resident memory stays below
-//! the printed sum plus 32 MiB, every request of a well-behaved client is answered, and the memory
-//! is freed after the attackers have left.
+//! the printed sum plus 32 MiB, every request of a well-behaved client is served, and the memory is
+//! freed after the attackers have left.
 
 use crate::memory::{BEYOND_KIB, printed_kib};
 use blocker::executor::block_on;

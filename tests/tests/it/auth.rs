@@ -1,4 +1,4 @@
-//! Authentication: which requests are answered before a password has been checked.
+//! Authentication: which requests are served before a password has been checked.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{OPS, Request, op};

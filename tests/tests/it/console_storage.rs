@@ -1,5 +1,5 @@
 //! Volumes and S3 in the console: what the documents say about them, the changes that holders of
-//! the token may make, and that no other site can make them.
+//! the token may make, and that no other site can make these changes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

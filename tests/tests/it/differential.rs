@@ -1,4 +1,5 @@
-//! The same random commands to the server under test and to a memcached: the replies are the same.
+//! The same random commands are sent to the server under test and to a memcached: the replies are
+//! the same.
 //!
 //! The reference is `CACHED_REFERENCE_MEMCACHED` or the installed memcached (1.6.18 in Debian 12;
 //! requests with known differences are not generated). Seeds are fixed, so that a run can be

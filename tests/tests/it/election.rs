@@ -1,5 +1,5 @@
-//! Two hosts with an elected writer over one store: who leads, what a takeover keeps, and that
-//! a host that no longer leads answers nothing.
+//! Two hosts with an elected writer over one store: who leads, what a takeover keeps, and that a
+//! host that no longer leads serves nothing.
 
 use blocker::Error;
 use cached_tests::daemon::{Daemon, wait_for};

@@ -1,4 +1,4 @@
-//! Shutdown: accepted requests are answered completely; no client can prevent the end.
+//! Shutdown: every accepted request gets its complete reply, and no client can prevent the end.
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::ending::SetOnDrop;

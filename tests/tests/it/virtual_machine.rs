@@ -1,6 +1,7 @@
 //! Debian boots from a clone of a volume over NBD, without KVM. First the server is killed, then
 //! both server and guest: synced files survive, fio verifies its data, and a rollback restores the
-//! snapshot taken meanwhile. The rig `virtual-machine` does this with any number of kills.
+//! snapshot that was taken in between. The rig `virtual-machine` does this with any number of
+//! kills.
 
 use cached_tests::outside::skip;
 use cached_tests::virtual_machine::{System, run};

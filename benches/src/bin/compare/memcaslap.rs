@@ -1,4 +1,4 @@
-//! memcaslap's own load next to ours, as a second opinion from an independent generator.
+//! memcaslap's own load in addition to ours, as a second opinion from an independent generator.
 //!
 //! Its default mix is 90 % gets and 10 % sets of 64-byte keys and 1 KiB values. Only its operation
 //! count is used; CPU time is read from the server's clock over the whole run, because memcaslap

@@ -1,5 +1,5 @@
-//! The ideal log: one thread, without headers, checksums or copies. It writes a number of blocks at
-//! once into a zeroed file, then syncs.
+//! The ideal log: one thread, without headers, checksums or copies. It writes several blocks in one
+//! call into a zeroed file, then syncs.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -1,7 +1,7 @@
 //! Bytes of resident memory beyond key and value, at 20 + 100 bytes, as the number of items grows.
 //!
-//! The whole process counts, including its startup and its connections: (resident − items × 120) ÷
-//! items.
+//! The memory of the whole process counts, including its startup and its connections: (resident −
+//! items × 120) ÷ items.
 
 use anyhow::{Result, ensure};
 use cached_benches::figure::Figure;

@@ -1,5 +1,5 @@
-//! Hits that copy, compared with memcpy: random 4 KiB over 256 MiB, and 64 KiB after churn, on one
-//! thread and two.
+//! Hits that copy, compared with memcpy: random 4 KiB blocks over 256 MiB, and 64 KiB blocks after
+//! churn, on one thread and on two.
 
 use std::hint::black_box;
 use std::sync::Barrier;

@@ -2,8 +2,8 @@
 //! plain store.
 //!
 //! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only
-//! hits,churn,index,threads,depth,twice,foyer,memory,isolation,instructions]`. One line per figure;
-//! rounds alternate between the two that are compared, and medians are printed.
+//! hits,churn,index,threads,depth,twice,foyer,memory,isolation,instructions]` prints one line per
+//! figure. Rounds alternate between the two that are compared, and medians are printed.
 
 mod copies;
 mod depth;

@@ -3,7 +3,8 @@
 //!
 //! Starts a one-node cluster (`deploy/dev/ceph-dev`), measures RADOS alone through `blocker-rados`
 //! (and for comparison fio's rados engine and `rados bench`, so that the baseline can be checked),
-//! then the same loads through an `ObjectCache` over the same store. Prints a table, draws a plot.
+//! then the same loads through an `ObjectCache` over the same store. Prints a table and draws a
+//! plot.
 //!
 //! ```text
 //! cargo run --release --manifest-path benches/Cargo.toml --bin rados              # about 12 minutes

@@ -2,10 +2,10 @@
 //! those that even a detector with knowledge of the future needs in order to recognise a sequence.
 //!
 //! A *chain* is a sequence of misses each of which begins at most [`GAP_MAX`] buckets beyond the
-//! end of the one before, with at most [`REQUESTS_MAX`] other requests between. A detector that
-//! reads ahead upon the second miss of a chain, and knows how far it continues, covers everything
-//! from the third miss on. None covers more: before the second miss there is no sequence. The
-//! figure does not cover longer steps or recurring patterns.
+//! end of the previous one, with at most [`REQUESTS_MAX`] other requests in between. A detector
+//! that reads ahead upon the second miss of a chain, and knows how far the chain continues, covers
+//! everything from the third miss on. No detector covers more, because there is no sequence before
+//! the second miss. The figure does not cover longer steps or recurring patterns.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,5 @@
-//! The load: requests signed in advance, one at a time per connection, as fast as the answers come.
+//! The load: requests signed in advance, one at a time per connection, sent as fast as the
+//! responses arrive.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -5,17 +5,17 @@
 //! [--auth gateway]`
 //!
 //! The endpoint (radosgw with one OSD in memory, or versitygw over a directory in `--dir`) has the
-//! same objects for all. nginx keeps its files in `--dir`, has one worker and does not check
-//! signatures; `cached` has one thread. All servers are on one core and the load on another, unless
-//! `--cores apart` gives each server its own core, as if the endpoint were on another machine.
-//! Requests are signed in advance by a header and read random objects of one size, one at a time
-//! per connection; the length, the first and the last bytes of every body are checked. nginx must
-//! state `HIT` with each answer, and the sidecar's own count of hits must equal the number of
+//! same objects in all measurements. nginx keeps its files in `--dir`, has one worker and does not
+//! check signatures; `cached` has one thread. All servers are on one core and the load on another,
+//! unless `--cores apart` gives each server its own core, as if the endpoint were on another
+//! machine. Requests are signed in advance by a header and read random objects of one size, one at
+//! a time per connection; the length, the first and the last bytes of every body are checked. nginx
+//! must state `HIT` in each response, and the sidecar's own count of hits must equal the number of
 //! requests. The servers alternate within each round, and the median of the rounds counts.
 //!
-//! CPU time is that of the named processes, user and system; radosgw's includes the OSD's. The
-//! endpoint's share of a hit that asks it is a separate figure. `cold` reads each object once from
-//! the endpoint, through nginx and through `cached`, alternately, one at a time.
+//! CPU time is that of the named processes, user and system; radosgw's includes that of the OSD.
+//! The endpoint's share of a hit that makes a request to it is a separate figure. `cold` reads each
+//! object once from the endpoint, through nginx and through `cached`, alternately, one at a time.
 
 mod client;
 mod data;

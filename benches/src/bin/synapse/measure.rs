@@ -1,4 +1,4 @@
-//! Counts a closed loop: its answers per second, and the CPU time of both processes.
+//! Counts a closed loop's answers per second, and the CPU time of both processes.
 
 use std::time::{Duration, Instant};
 

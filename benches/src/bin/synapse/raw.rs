@@ -1,7 +1,7 @@
 //! The reference: a header of 64 bytes and a payload over blocking sockets, one thread on each
-//! side, with the same working set. It has no names, checks or deadlines. A write goes from the
-//! socket into its slot, a read from its slot to the socket, and small messages available at the
-//! same time are sent together.
+//! side, with the same working set. It has no names, checks or deadlines. A write is received from
+//! the socket directly into its slot, a read is sent from its slot, and small messages available at
+//! the same time are sent together.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

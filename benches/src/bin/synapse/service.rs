@@ -1,6 +1,6 @@
 //! A service under measurement: a child process of this program, pinned to a core, on a free
-//! loopback port. It is ended by its id when dropped, and by the kernel if this process is killed
-//! first.
+//! loopback port. It is ended by its process ID when dropped, and by the kernel if this process is
+//! killed first.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener};

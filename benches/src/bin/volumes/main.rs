@@ -8,10 +8,10 @@
 //! ```
 //!
 //! `rbd`: random 4 KiB writes by fio's NBD engine, to `cached` over RADOS (with a journal and
-//! without one) and to qemu-nbd's librbd (with its cache and without it), with a working set that
-//! fits the cache, and one of twice the cache. Each server is started again for each measurement,
-//! has its disk written from end to end first, and has stored everything before the next one
-//! starts.
+//! without one) and to qemu-nbd's librbd (with its cache and without it). One working set fits the
+//! cache, and one is twice as large as the cache. Each server is started again for each
+//! measurement, has its disk written from end to end first, and has stored everything before the
+//! next one starts.
 //!
 //! `size`: snapshots and clones of a volume of 1 TiB compared with one of 1 GiB, over files, each
 //! with data in all pages of its map.

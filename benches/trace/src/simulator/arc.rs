@@ -1,5 +1,6 @@
-//! ARC (Megiddo & Modha, FAST'03): two LRU queues, for objects seen once and seen again, whose
-//! shares adapt to the objects that are requested again after their eviction from each queue.
+//! ARC (Megiddo & Modha, FAST'03): two LRU queues, one for objects requested once and one for
+//! objects requested again. Their shares adapt to the objects that are requested again after their
+//! eviction from each queue.
 
 use super::Simulator;
 use super::lists::Lists;

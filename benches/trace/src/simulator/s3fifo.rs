@@ -1,5 +1,6 @@
-//! S3-FIFO (Yang et al., SOSP'23), as in libCacheSim: a tenth is a FIFO of new objects; an object
-//! that was hit twice there, or returns soon, moves to a FIFO in which hits earn more rounds.
+//! S3-FIFO (Yang et al., SOSP'23), as in libCacheSim: a tenth of the memory is a FIFO of new
+//! objects; an object that was hit twice there, or returns soon, moves to a FIFO in which hits earn
+//! more rounds.
 
 use super::Simulator;
 use super::lists::Lists;

@@ -1,6 +1,6 @@
-//! W-TinyLFU (Einziger et al., TOS'17): a hundredth is an LRU window; an object that leaves the
-//! window is admitted only if it was recently requested more often than the object that it would
-//! evict. The rest is a segmented LRU.
+//! W-TinyLFU (Einziger et al., TOS'17): a hundredth of the memory is an LRU window; an object that
+//! leaves the window is admitted only if it was recently requested more often than the object that
+//! it would evict. The rest is a segmented LRU.
 
 use super::Simulator;
 use super::lists::Lists;

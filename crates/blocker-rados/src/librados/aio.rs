@@ -2,9 +2,9 @@
 //!
 //! An operation in flight owns all memory that librados may access: a [`Flight`] holds the handle,
 //! the buffer of a read and the permits that limit concurrent operations. librados holds one
-//! reference to it, the future another. Dropping the future only abandons the answer; the operation
-//! runs to its end, and only then memory and permits are released. The completion arrives on a
-//! thread of librados, which records the outcome, wakes the future, and never blocks.
+//! reference to it, the future another. If the future is dropped, only the result is abandoned; the
+//! operation runs to its end, and only then are memory and permits released. The completion arrives
+//! on a thread of librados, which records the outcome, wakes the future, and never blocks.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -6,7 +6,7 @@
 //! may be dropped on one of librados's own threads, which must not destroy handles or the
 //! connection. So an unused handle is only set aside, and the connection is closed on a separate
 //! thread. A process that exits waits for such threads, because librados fails if its statics are
-//! destroyed meanwhile.
+//! destroyed before they end.
 
 pub(crate) mod aio;
 pub(crate) mod ffi;

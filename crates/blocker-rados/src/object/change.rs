@@ -1,5 +1,5 @@
-//! One change, from request to reply: look, decide, apply the change if the observed state is
-//! unchanged, and otherwise retry.
+//! One change, from request to reply: read the state, decide, apply the change if the observed
+//! state is unchanged, and otherwise retry.
 //!
 //! ```text
 //! settle ── look (or recall) ── introduce? ── admit ── one RADOS operation ──┬─ applied: remember, reply

@@ -3,12 +3,12 @@
 //!
 //! An object's fence is an attribute, and every change compares the fence from which it was
 //! prepared, in the same step in which it is applied. An object is introduced by its `intro`
-//! attribute, set to a new nonce (a missing object is created as a ghost); the change itself
-//! compares and removes it. A RADOS object is removed only if its fence adds nothing to those of
-//! the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a fence and a
-//! stamp below its epoch. If an object itself was claimed, only its fence records the claim, so its
-//! ghost stays (with a claimed epoch above 0 only stamped changes are applied, and a stamped
-//! deletion leaves a ghost).
+//! attribute, which is set to a new nonce (a missing object is created as a ghost); the change
+//! itself compares and removes the attribute. A RADOS object is removed only if its fence adds
+//! nothing to those of the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds
+//! with a fence and a stamp below its epoch. If an object itself was claimed, only its fence
+//! records the claim, so its ghost stays (with a claimed epoch above 0 only stamped changes are
+//! applied, and a stamped deletion leaves a ghost).
 //!
 //! A scope's record is on an internal object of the store (`%scope`, `%domain.*`), an object's
 //! record on the object. Records of older versions name no writer, so they exclude every writer;

@@ -1,4 +1,4 @@
-//! The last known states of objects, remembered between changes, and the objects with a change of
+//! Remembers the last known states of objects between changes, and the objects with a change of
 //! unknown outcome.
 //!
 //! A change is prepared from a [`View`] and applied only if the view is still correct (RADOS

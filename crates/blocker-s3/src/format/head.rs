@@ -22,7 +22,7 @@
 //! A *ghost* is a head that callers do not see as an object: one being created, or the memory of a
 //! deletion. A new *nonce* is drawn for every body, so that no two bodies are equal: an ETag is a
 //! digest of the body, and would otherwise recur. With *serial*, which counts the bodies, and the
-//! *recent* earlier nonces, a writer whose answer was lost finds out whether its body was stored.
+//! *recent* earlier nonces, a writer whose response was lost finds out whether its body was stored.
 
 use blocker::conditional::claims::Claim;
 use blocker::{Epoch, OrderDomain, Stamp, WriterId};

@@ -1,5 +1,5 @@
-//! One change, from request to reply: look, decide, put the bytes, and put the head if the observed
-//! state is unchanged.
+//! One change, from request to reply: read the head, decide, put the bytes, and put the head if the
+//! observed state is unchanged.
 //!
 //! ```text
 //! look (or recall) ── introduce? ── admit ── put blob ── put head ──┬─ applied: remember, reply, clean up
@@ -11,9 +11,9 @@
 //! the observed one is unchanged. So decision and change are one step. Until the head is put, no
 //! one sees the blob.
 //!
-//! An object that was never larger than 32 KiB lies in its head: changing it is one request. A
-//! fragmented one ([`Content::is_fragmented`]) is compacted as part of the change that fragmented
-//! it.
+//! An object that was never larger than 32 KiB is stored in its head, so changing it takes one
+//! request. A fragmented object ([`Content::is_fragmented`]) is compacted as part of the change
+//! that fragmented it.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -4,8 +4,8 @@
 //! blob is removed some time after the head that named it was replaced. A reader that finds a blob
 //! missing reads the head again.
 //!
-//! The server's listing has keys and ETags, but no sizes and versions: those are in the heads, of
-//! which several are read at a time. A head remembered with the listed ETag is not read again.
+//! The server's listing has keys and ETags, but no sizes and versions: those are in the heads,
+//! several of which are read at a time. A head remembered with the listed ETag is not read again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

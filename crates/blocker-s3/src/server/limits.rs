@@ -1,9 +1,9 @@
 //! Limits on concurrent requests and payload bytes.
 //!
 //! The limit of concurrent requests is configured, and lower for a while after the server has asked
-//! to slow down (429, 503 `SlowDown`). Each such answer halves it, at most once in [`HALVE_EVERY`],
-//! since the responses to one burst come together; it grows by one whenever as many requests as the
-//! limit have been answered.
+//! the client to slow down (429, 503 `SlowDown`). Each such response halves the limit, at most once
+//! in [`HALVE_EVERY`], since the responses to one burst come together; the limit grows by one
+//! whenever as many requests as the limit have been completed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! The meaning of a server's refusal.
 //!
 //! `object_store` has error kinds for the statuses 304, 401, 403, 404, 409 and 412. All others
-//! share one kind with broken connections, and so does any status that answers a listing. The type
-//! with the status is private to that crate, so the status is parsed from the text
+//! share one kind with broken connections, and so does any error status of a listing. The type with
+//! the status is private to that crate, so the status is parsed from the text
 //! (`tests/it/answers.rs` detects a change).
 //!
 //! A refusal is a response that means that nothing was changed and that the same request would be

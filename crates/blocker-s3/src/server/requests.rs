@@ -3,9 +3,9 @@
 //! A request that has been sent runs to its end even if its caller has stopped waiting ([`Spawn`]),
 //! so a caller's deadline never leaves a connection in the middle of a request. Reads, listings,
 //! removals and puts of blobs are repeated after an error, with a delay that doubles and half of
-//! which is random. A conditional put is retried only after answers that say that nothing was done
-//! and that it may succeed later; otherwise the caller has to find out whether it was applied
-//! (`object/swap.rs`).
+//! which is random. A conditional put is retried only after responses that say that nothing was
+//! done and that the put may succeed later; otherwise the caller has to find out whether it was
+//! applied (`object/swap.rs`).
 //!
 //! Blobs that no head names any more are removed in the background. No call waits for that, and it
 //! may use only half of the concurrent requests: a sweep removes the rest. Closing a store waits

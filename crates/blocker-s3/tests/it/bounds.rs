@@ -1,5 +1,5 @@
-//! The longest time of a call with a server that does not answer, including retries and waits, and
-//! what its error says about the change.
+//! The maximum duration of a call with a server that does not respond, including retries and waits,
+//! and what its error says about the change.
 
 use std::sync::Arc;
 use std::time::Duration;

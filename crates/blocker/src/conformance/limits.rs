@@ -1,4 +1,4 @@
-//! Limits are exactly as large as the capabilities state; anything larger gets a clear error.
+//! Limits are exactly as large as the capabilities state; a request beyond one gets a clear error.
 
 use super::context::{Check, Cx, ensure, same_bytes};
 use crate::{

@@ -1,4 +1,4 @@
-//! Names: any 1 to 255 bytes, taken as they are.
+//! Names: any 1 to 255 bytes, used without any change.
 
 use super::context::{Check, Cx, ensure};
 use super::listing::list_all;

@@ -17,14 +17,14 @@
 //! first stores all existing data and gives every object a new version, since bytes may have
 //! changed without their header.
 //!
-//! Blocking: reads that the page cache can serve at once (`RWF_NOWAIT`), and small writes to the
-//! page cache, run on the caller's thread; everything else runs on a few threads of the store. A
-//! write to the page cache can still block when the kernel throttles a process that dirties pages
+//! Blocking: reads that the page cache can serve immediately (`RWF_NOWAIT`), and small writes to
+//! the page cache, run on the caller's thread; everything else runs on a few threads of the store.
+//! A write to the page cache can still block when the kernel throttles a process that dirties pages
 //! faster than the disk writes them; an embedder that must never block sets
 //! `inline_write_bytes_max` to 0.
 //!
 //! Damage: there are two copies of every header and of both small files, and one copy suffices. If
-//! both are damaged, the store answers `Corrupt` and never falls back to older data; [`check`]
+//! both are damaged, the store returns `Corrupt` and never falls back to older data; [`check`]
 //! reports and repairs damage.
 //!
 //! Out of scope: checksums of the data (left to the file system and the medium), and detection of

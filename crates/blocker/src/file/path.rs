@@ -1,5 +1,5 @@
 //! Conversion of names to paths and back: any 1 to 255 bytes become a path that every file system
-//! accepts. Readable names give readable paths.
+//! accepts. A readable name becomes a readable path.
 //!
 //! Letters, digits, `-` and `_` stay, and so do dots except leading ones; every other byte becomes
 //! `%XX`. A text longer than one component is cut into several, all but the last a directory ending

@@ -2,7 +2,7 @@
 //! taken.
 //!
 //! A thread that holds a lock waits only for locks of a higher [`Rank`]; of two objects it locks
-//! the one with the smaller id first, by [`RwLock::read_pair`] and [`RwLock::write_pair`]. Attempts
+//! the one with the smaller ID first, by [`RwLock::read_pair`] and [`RwLock::write_pair`]. Attempts
 //! that do not wait (`try_…`) may be made at any time. Builds with debug assertions check the order
 //! at every lock, so a test that violates the order fails even without a deadlock.
 

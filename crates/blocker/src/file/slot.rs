@@ -18,9 +18,9 @@
 //! one that was truncated or extended. The size is the file's size when the header was last
 //! written; the version shows whether a later change has modified the data (see `Object::load`).
 //!
-//! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; a larger
-//! object's data begin at the next block, where they are aligned for the page cache and for
-//! O_DIRECT. The file's length determines the number of bytes.
+//! A small object's data are stored directly after its header, so that it takes one block of 4 096
+//! bytes; a larger object's data begin at the next block, where they are aligned for the page cache
+//! and for O_DIRECT. The file's length determines the number of bytes.
 //!
 //! Both copies are written by one write. Of two valid copies the one with the higher count is in
 //! force: they differ only if the power failed in the middle of a write, because a sector is
@@ -29,8 +29,8 @@
 //! slots was never stored: the object does not exist.
 //!
 //! *Lost* is written when a sync has failed. The page cache then shows content that the disk does
-//! not have, and a later sync would claim success. The flag lies in the same cache, so a process
-//! that finds the flag also finds such content, and rewrites the file before it serves the object.
+//! not have, and a later sync would claim success. The flag is in the same cache, so a process that
+//! finds the flag also finds such content, and rewrites the file before it serves the object.
 
 use crate::{ObjectId, Stamp, Version};
 

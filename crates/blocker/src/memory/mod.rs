@@ -1,9 +1,9 @@
 //! The memory backend: the model of the contract.
 //!
-//! One map under one lock; every operation is one critical section, and its reply is ready at once.
-//! As the *store* of its process, the backend counts everything as *stored*, although stored data
-//! survive no failure ([`Survives::Nothing`](crate::Survives)). The code is written to be easy to
-//! check, not fast.
+//! There is one map under one lock; every operation is one critical section, and its reply is ready
+//! immediately. As the *store* of its process, the backend counts everything as *stored*, although
+//! stored data survive no failure ([`Survives::Nothing`](crate::Survives)). The code is written to
+//! be easy to check, not fast.
 
 mod model;
 #[cfg(test)]

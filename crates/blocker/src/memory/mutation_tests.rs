@@ -1,7 +1,7 @@
 //! The contract's rules, each broken by a layer over the memory backend.
 //!
-//! For each rule the conformance suite must fail on a backend that breaks it; otherwise the suite
-//! does not check the rule.
+//! For each rule the conformance suite must fail on a backend that breaks the rule; otherwise the
+//! suite does not check it.
 
 use std::sync::Arc;
 use std::time::Duration;

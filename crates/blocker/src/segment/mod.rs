@@ -1,9 +1,10 @@
-//! Payloads: owned, reference-counted byte sequences, in requests and in answers.
+//! Payloads: owned, reference-counted byte sequences, in requests and in replies.
 //!
-//! A segment keeps its memory alive until it is dropped. So cancelling a request is sound, although
-//! a kernel or a library may still read the memory after the caller has stopped waiting. And a hit
-//! copies nothing: a cache returns its own buckets through [`SegmentOwner`], without an allocation.
-//! A segment of zeros takes no memory. The bytes of a segment never change while it lives.
+//! A segment keeps its memory alive until it is dropped. So a request can safely be cancelled,
+//! although a kernel or a library may still read the memory after the caller has stopped waiting.
+//! And a hit copies nothing: a cache returns its own buckets through [`SegmentOwner`], without an
+//! allocation. A segment of zeros takes no memory. The bytes of a segment never change while the
+//! segment exists.
 
 pub(crate) mod buffer;
 mod cursor;

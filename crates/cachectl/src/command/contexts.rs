@@ -1,5 +1,5 @@
-//! `contexts` and `use`: servers that have names. The rule for which server a command asks is in
-//! [`crate::servers`].
+//! `contexts` and `use`: servers that have names. The rule that decides which server a command
+//! contacts is in [`crate::servers`].
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,7 @@
 //!
 //! There are two passes: the first finds the marks, and the second applies to the store every
 //! change that no mark covers. The destination is a store, rather than a file for each record,
-//! because the records of an object only make sense together; the listed ranges distinguish the
+//! because the records of an object are useful only together; the listed ranges distinguish the
 //! saved data from the zeros in between.
 
 use std::collections::BTreeMap;

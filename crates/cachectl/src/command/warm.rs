@@ -1,6 +1,6 @@
 //! `warm`: reads objects through a server's cache, so that later reads of them are hits.
 //!
-//! The storage contract has no request that loads data without returning them, so they are
+//! The storage contract has no request that loads data without returning them, so the data are
 //! transferred to this process, in ranges and with low priority, and dropped.
 
 use std::collections::{BTreeSet, VecDeque};

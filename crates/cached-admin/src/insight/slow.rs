@@ -1,5 +1,5 @@
-//! Slow requests: the most recent ones, and a log line for each, at most ten a second; and a layer
-//! over the object store that records slow requests to it.
+//! Slow requests: the most recent ones, and a log line for each, at most ten a second. It also has
+//! a layer over the object store that records slow requests to the store.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

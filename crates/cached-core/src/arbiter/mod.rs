@@ -12,11 +12,11 @@
 //!  ├───────────┤                   ^                      ├─────────────┤
 //!  items_bytes_min          moves with the gains          objects_bytes_min
 //! ```
-//! *In which direction* (`balance.rs`): by the rule that also divides an object cache's memory
-//! among its namespaces, marginal gain. Both policies remember what they have evicted, for the same
+//! *In which direction* (`balance.rs`): by marginal gain, the rule that also divides an object
+//! cache's memory among its namespaces. Both policies remember what they have evicted, for the same
 //! amount of memory: a quarter of the half's maximum. Entries that are stored again within that
-//! time would have been hits with so much more memory. Their number times the cost of a miss can be
-//! compared between the halves.
+//! time would have been hits with that much more memory. Their number times the cost of a miss can
+//! be compared between the halves.
 //!
 //! *How fast*: by as much as the receiving half has stored since the last decision, so it fills its
 //! memory as fast as it gets it; and in bounded [`step`](Arbiter::step)s, each of which does its

@@ -8,8 +8,8 @@
 //!  seconds after:  0 1 2 3 … 15 16–17 18–19 … 30–31 32–35 36–39 …            … 2^32 − 1
 //! ```
 //! Bytes are added when an item is linked, moved or given another expiry, and subtracted when it
-//! becomes garbage, is moved away or changes: always under its hash bucket's lock, so the histogram
-//! of a region is exact while none of its items changes.
+//! becomes garbage, is moved away or changes. This always happens under the lock of the item's hash
+//! bucket, so the histogram of a region is exact while none of its items changes.
 
 use super::RegionId;
 use super::memory::Memory;

@@ -13,9 +13,9 @@
 //!   │ u64         │ u64        │ u64      │ u64      │ u64   │ u32   │          │                   │
 //!   ┴─────────────┴────────────┴──────────┴──────────┴───────┴───────┴─ … ──────┴───────────────────┘
 //! ```
-//! Little-endian. The identity is written once, when the file is created; the CRC (IEEE) covers the
-//! bytes before it. The notes change at run time, each by a single write. A store without a file
-//! also has this page, in memory of its own.
+//! Integers are little-endian. The identity is written once, when the file is created; the CRC
+//! (IEEE) covers the bytes before it. The notes change at run time, each by a single write. A store
+//! without a file also has this page, in memory of its own.
 
 use super::Memory;
 use super::file::Cold;

@@ -1,4 +1,4 @@
-//! A miniature cache of one size: the policy's own code on the sampled names.
+//! A miniature cache of one size, which applies the policy's own code to the sampled names.
 //!
 //! ```text
 //!  names: one table for all sizes                     rings of one size: order of insertion

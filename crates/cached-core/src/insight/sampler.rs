@@ -1,10 +1,10 @@
 //! Samples of requests for names whose hash is below a threshold, queued for the thread that
 //! simulates.
 //!
-//! It costs a request one comparison, with a hash that is computed in any case. Names are sampled
-//! rather than requests: all requests for a sampled name are included, so its behaviour in a cache
-//! of another size can be simulated. Each thread has its own bounded queue; what does not fit is
-//! dropped and counted.
+//! Sampling costs a request one comparison, with a hash that is computed in any case. Names are
+//! sampled rather than requests: all requests for a sampled name are included, so its behaviour in
+//! a cache of another size can be simulated. Each thread has its own bounded queue; what does not
+//! fit is dropped and counted.
 
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, thread_number, try_lock};
 

@@ -1,10 +1,10 @@
 //! Flushes of a prefix: every item whose key begins with it ends immediately.
 //!
 //! A request only adds the prefix to a table. While the table is not empty, each operation checks
-//! the item that it has found against the table. Whether it is empty is part of a word that
+//! the item that it has found against the table. Whether the table is empty is part of a word that
 //! operations read anyway ([`Log::may_have_ended`](super::log::Log)), so a store without prefix
-//! flushes does no extra work. Meanwhile a *sweep* walks over the index, removes the ended items,
-//! and then removes the prefixes from the table.
+//! flushes does no extra work. In the background, a *sweep* walks over the index, removes the ended
+//! items, and then removes the prefixes from the table.
 //!
 //! An item does not record when it was stored. So a key that is stored while one of its prefixes is
 //! in the table gets a *mark*: the number of the latest flush at that time. An item has ended if

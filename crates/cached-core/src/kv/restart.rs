@@ -3,8 +3,8 @@
 //!
 //! The index is in the process's own memory. A restart walks over the regions that were in use, and
 //! links every item that is marked LIVE (see `item/`), unless it has been flushed or has expired.
-//! After a clean end, each region must match its checksum, otherwise each entry must; what does not
-//! match is left out.
+//! After a clean end, each region must match its checksum; after any other end, each entry must.
+//! What does not match is left out.
 //!
 //! The contents of the file are trusted only after checks. Whatever they are, the resulting store
 //! is consistent.

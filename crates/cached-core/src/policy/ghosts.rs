@@ -11,15 +11,16 @@
 //!           └────────┴─────────────┴─────────────────────┘   that queue, modulo 32; four and more are too old
 //! ```
 //! A ghost is valid until about as much as the whole memory has been evicted from its queue since.
-//! That is measured in bytes, not entries, so entry sizes make no difference. A clock hand sweeps
-//! the table and removes ghosts that are too old, before their stamps could be mistaken for young
-//! ones. One hash in 128 matches another entry's ghost; at worst an entry is kept a little longer.
+//! That amount is measured in bytes, not entries, so entry sizes make no difference. A clock hand
+//! sweeps the table and removes ghosts that are too old, before their stamps could be mistaken for
+//! young ones. One hash in 128 matches another entry's ghost; at worst an entry is kept a little
+//! longer.
 //!
 //! The table has four bytes, two ghosts, for every entry of the usual size that the memory could
 //! hold. If entries are smaller, the oldest ghosts are forgotten early, and the table stays
-//! bounded. Adding one does not read the ghosts that are there, so several are added while the
-//! first waits for memory; a look-up compares a whole set at once. Each takes about twenty
-//! instructions.
+//! bounded. A ghost is added without reading the ghosts that are there, so several are added while
+//! the first waits for memory; a look-up compares a whole set at once. Each of the two takes about
+//! twenty instructions.
 
 use super::QueueId;
 use std::alloc::{Layout, alloc_zeroed};

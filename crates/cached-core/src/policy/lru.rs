@@ -11,8 +11,9 @@
 //!          │                └──────────┘
 //! ```
 //! In CLOCK, with one bit, every entry that was hit at any time in the last round stays for a whole
-//! further round: an evicted entry has not been used for one to two rounds. Here it is one to one
-//! and a half, and an entry that was hit only at the start of its round is not copied at all.
+//! further round, so an evicted entry has not been used for one to two rounds. Here this time is
+//! one to one and a half rounds, and an entry that was hit only at the start of its round is not
+//! copied at all.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

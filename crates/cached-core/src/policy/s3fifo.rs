@@ -11,10 +11,11 @@
 //! ```
 //! Most entries are never read again, and should not displace others: they are evicted from the
 //! entry queue without having been copied. A new entry whose ghost is still remembered was evicted
-//! too early: it counts as hit, so it moves to the main queue when it reaches the tail. So does an
-//! entry that was evicted from the main queue and is stored again soon; one that is stored again
-//! later counts as new. (The paper puts both into the main queue at once. Here every entry joins
-//! the same queue, which saves an open region per thread, and the traces show no difference.)
+//! too early: it counts as hit, so it moves to the main queue when it reaches the tail. The same
+//! applies to an entry that was evicted from the main queue and is stored again soon; one that is
+//! stored again later counts as new. (The paper puts both into the main queue immediately. Here
+//! every entry joins the same queue, which saves an open region per thread, and the traces show no
+//! difference.)
 //!
 //! *Uses just after the first* carry little information: they belong to the first (one page view,
 //! one transaction), and an entry that has only those is not used again more often than others
@@ -31,8 +32,9 @@
 //! its queue, and the balance rests where both queues would gain the same (ARC, FAST'03, counts all
 //! of its ghosts, however old; older ones carry little information about the marginal benefit).
 //!
-//! Bits: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo six. A phase
-//! is a sixth of what the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
+//! The bits mean: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo
+//! six. A phase is a sixth of what the entry queue holds. 6: in the main queue, not hit in this
+//! round. 7: hit.
 
 use super::ghosts::{Ghost, Ghosts};
 use super::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};

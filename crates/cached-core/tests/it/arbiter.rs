@@ -1,5 +1,5 @@
-//! A store of items and a cache of objects that share memory. Whatever moves, no acknowledged data
-//! are lost, each half keeps its minimum, the sum stays the same, no request waits, and memory
+//! A store of items and a cache of objects that share memory. Whatever is moved, no acknowledged
+//! data are lost, each half keeps its minimum, the sum stays the same, no request waits, and memory
 //! moves to the half in which it saves most.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! The cache of an elected leader: it asks the store for nothing in a namespace that it has not
+//! The cache of an elected leader: it sends no request to the store for a namespace that it has not
 //! claimed with the epoch of its leadership, and does nothing more once the store has refused that
 //! epoch.
 

@@ -1,5 +1,5 @@
-//! The requests of a flush: as few as the store accepts, each a single change, sent when the age of
-//! the data requires it.
+//! The requests of a flush: as few as the store accepts, each of them a single change, sent when
+//! the age of the data requires it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,9 +4,9 @@
 //! are found one by one; a connection that has to continue later, after its output has been sent,
 //! keeps only [`Get::cursor`].
 //!
-//! One key above 250 bytes refuses the whole line before any key is served. (memcached serves the
-//! keys before it, drops those replies and all earlier unsent ones, and adds a stray CRLF to the
-//! error. Here only the error is sent.)
+//! If one key has more than 250 bytes, the whole line is refused before any key is served.
+//! (memcached serves the keys before it, drops those replies and all earlier unsent ones, and adds
+//! a stray CRLF to the error. Here only the error is sent.)
 
 use super::{Decoded, Request};
 use crate::limits::{KEY_LEN_MAX, TOKENIZED_LEN_MAX};

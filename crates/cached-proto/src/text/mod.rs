@@ -4,8 +4,8 @@
 //! Commands are case-sensitive. The verb of a data command is the text before the *first* space of
 //! the line, so a leading space makes ` get k` unknown; administrative commands are recognised by
 //! their first word. A line that is too short, has too few arguments or a malformed length is
-//! refused at once. Another invalid argument is refused with a reply unless `noreply` ends the
-//! line, and the body that follows is discarded.
+//! refused immediately. If another argument is invalid, the line is refused with a reply unless
+//! `noreply` ends the line, and the body that follows is discarded.
 //!
 //! Each module has the types, the decoder and the encoders of a family of commands; [`decode_line`]
 //! chooses among them.

@@ -1,9 +1,9 @@
 //! Election by agreement on plain blocks: a shared disk, or a file on one host.
 //!
 //! The leader enters a new epoch of the [agreement](crate::agreement) in every *epoch time* T, with
-//! its own number as the value: that is its renewal, which costs one write and one read of all
-//! blocks. A standby that has seen no change of another node's block for 3 T, on its own clock, enters
-//! the next epoch. The leader serves for 2 T from the moment before a renewal began.
+//! its own number as the value. This is its renewal, which costs one write and one read of all
+//! blocks. A standby that has seen no change of another node's block for 3 T, on its own clock,
+//! enters the next epoch. The leader serves for 2 T from the moment before a renewal began.
 //!
 //! The agreement makes sure that an epoch has one leader, but two nodes may enter different epochs at
 //! the same time, one of them with outdated knowledge. So a node gives up its attempt if, after its

@@ -1,7 +1,8 @@
 //! The candidates' documents: the name and the address of each host that may lead.
 //!
-//! A host that is asked to step down for another one finds out whether there is such a candidate. On
-//! a disk, where the blocks contain only the leader's number, the documents also give its name.
+//! A host that is asked to step down for another one finds out whether there is such a candidate.
+//! On a disk, where the blocks contain only the leader's number, the documents also give the
+//! leader's name.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! Election by a document that the leader renews by compare-and-set.
 //!
-//! The document names the leader and its epoch, and has a number that rises with each renewal. Every
-//! write requires the revision that the host has seen last, so of two hosts only one succeeds, and a
-//! delayed write lands only if nobody has written since. A host that does not know whether its write
-//! has landed reads the document; the lease then counts from before the first of its equal
-//! attempts.
+//! The document names the leader and its epoch, and has a number that rises with each renewal.
+//! Every write requires the revision that the host has read last, so of two hosts only one
+//! succeeds, and a delayed write takes effect only if nobody has written since. A host that does
+//! not know whether its write has taken effect reads the document; the lease then counts from
+//! before the first of its equal attempts.
 
 use std::time::Duration;
 

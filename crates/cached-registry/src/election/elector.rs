@@ -1,5 +1,5 @@
-//! What an election tells the rest of the program: who leads, since when and why, and whether this
-//! host may still serve.
+//! What an election reports to the rest of the program: who leads, since when and why, and whether
+//! this host may still serve.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The machines of both elections with the I/O that they ask for.
+//! The machines of both elections, with the I/O that they ask for.
 
 use std::future::Future;
 use std::pin::Pin;

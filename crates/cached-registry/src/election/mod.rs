@@ -8,10 +8,10 @@
 //!   thirds of that time, on *its* own clock, counted from the moment before it sent the renewal.
 //!   No clock is ever compared with another host's; clocks may run at rates that differ by up to a
 //!   third before two hosts serve reads at the same time.
-//! - **A claim gives safety.** Each leadership has an epoch of its own. Before the leader serves, it
-//!   claims the epoch in the store, which then refuses all changes of earlier epochs, and all
-//!   claims of the same epoch by others ([`blocker::Blocker::claim`]). So whatever clocks,
-//!   networks or paused processes do, no change of an earlier leader lands after a claim.
+//! - **A claim gives safety.** Each leadership has an epoch of its own. Before the leader serves,
+//!   it claims the epoch in the store, which then refuses all changes of earlier epochs, and all
+//!   claims of the same epoch by others ([`blocker::Blocker::claim`]). So whatever clocks, networks
+//!   or paused processes do, no change of an earlier leader takes effect after a claim.
 //!
 //! | module | content |
 //! |---|---|
@@ -20,9 +20,9 @@
 //! | `blocks` | `BlockElection`: the lease is an epoch of the agreement on plain blocks |
 //!
 //! A driver calls `next`, executes the `Action`, and reports the outcome by the method that the
-//! action names; then it calls `next` again. At most one operation of the registry is under way at a
-//! time, and at most one claim beside it. All times are those of `CLOCK_BOOTTIME`,
-//! read by the driver.
+//! action names; then it calls `next` again. At most one operation of the registry is in progress
+//! at a time, and at most one claim at the same time. All times are those of `CLOCK_BOOTTIME`, read
+//! by the driver.
 
 mod blocks;
 mod candidates;

@@ -1,7 +1,7 @@
-//! A seeded simulation of both elections: hosts with clocks of their own that drift by up to a tenth,
-//! delays, lost replies, writes that land late, pauses, crashes and returns. Each seed determines one
-//! run; after the faults a leader must come. `ELECTION_SEED=n` replays one run and prints its events,
-//! `CACHED_TEST_TIMES=n` multiplies the number of seeds.
+//! A seeded simulation of both elections: hosts with clocks of their own that drift by up to a
+//! tenth, delays, lost replies, writes that take effect late, pauses, crashes and returns. Each
+//! seed determines one run; after the faults a leader must be elected. `ELECTION_SEED=n` replays
+//! one run and prints its events, `CACHED_TEST_TIMES=n` multiplies the number of seeds.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

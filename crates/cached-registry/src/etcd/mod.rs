@@ -7,7 +7,7 @@
 //! | `watch` | a watch: a stream of events that is resumed when it breaks |
 //!
 //! A document is an etcd key with a common prefix, and its revision is etcd's revision of the last
-//! change. Keys below the prefix that are no keys of this registry are ignored.
+//! change. Keys below the prefix that do not belong to this registry are ignored.
 
 mod client;
 mod watch;

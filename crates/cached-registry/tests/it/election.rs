@@ -1,4 +1,4 @@
-//! The election in real time: on a disk, and what cannot elect.
+//! The election in real time: on a disk, and with registries that cannot elect.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The registry from outside: one contract on all bodies, and what only some bodies have.
+//! Tests of the registry from outside: one contract for all bodies, and what only some bodies have.
 
 mod bodies;
 mod contract;

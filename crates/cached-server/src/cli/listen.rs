@@ -1,5 +1,5 @@
-//! The addresses of `-l` and `-U`, the protocol of each listener, and what `-S` and `-Y` leave of
-//! these.
+//! The addresses of `-l` and `-U`, the protocol of each listener, and the protocols that `-S` and
+//! `-Y` still allow.
 //!
 //! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated
 //! by commas. Tags are for memcached's proxy; they are checked and ignored.

@@ -1,10 +1,10 @@
 //! The command line: memcached's flags and long names, and the values that they accept. It ends
 //! with a [`Config`], or with a text to print.
 //!
-//! An invalid value stops the start with one line, which is memcached's message where memcached has
-//! one. A flag that tunes a part this engine does not have is checked, accepted, and named once in
-//! the log. A flag that protects or persists data in a way that is not implemented stops the start:
-//! an operator must not rely on a lock that is missing.
+//! An invalid value prevents the start with one line, which is memcached's message where memcached
+//! has one. A flag that tunes a part this engine does not have is checked, accepted, and named once
+//! in the log. A flag that protects or persists data in a way that is not implemented prevents the
+//! start: an operator must not rely on a protection that is missing.
 //!
 //! To add a setting: a field in [`Settings`](cached_memcached::Settings), a key in
 //! `config/memcached.rs`, a line in `deploy/cached.toml`, and, if memcached has a flag for it, the

@@ -8,7 +8,7 @@ pub mod sidecar;
 
 #[cfg(not(feature = "sidecar"))]
 pub mod sidecar {
-    //! A replacement for the sidecar in a build without the feature `sidecar`: types without
+    //! A replacement for the sidecar in a build without the feature `sidecar`. Its types have no
     //! values.
 
     use crate::config::{Config, File, SidecarSecrets};

@@ -1,8 +1,9 @@
-//! The bytes that may be outstanding in all, distributed over the connections, and distributed anew
-//! as connections come, go and need more.
+//! The bytes that may be outstanding in total. They are distributed over the connections, and
+//! distributed anew as connections come, go and need more.
 //!
-//! Every connection has a guaranteed share for as long as it lives, small enough that there is one
-//! for each of `connections_max`. The bytes beyond the shares are a pool. From it come
+//! Every connection has a guaranteed share for as long as it exists, small enough that there is one
+//! for each of `connections_max`. The bytes beyond the shares are a pool, from which the following
+//! are granted:
 //!
 //! - first, the bytes of a request that is larger than its connection's grant: the connection
 //!   *requests* them. Such demands are met by fair queueing: in the order of their arrival, but
@@ -16,14 +17,14 @@
 //! down to their own share, in the order of their last demand. A grant that shrinks counts in full
 //! until its client has accepted the smaller one, and after that as much as is still outstanding.
 //!
-//! That alone does not help against a client that neither sends what it has announced nor takes its
-//! replies: what it keeps beyond its share comes back when its connection ends. So where a demand
-//! is not met, the connection with the slowest client ends, by bytes and time
+//! That alone does not help against a client that neither sends what it has announced nor receives
+//! its replies: what it keeps beyond its share comes back only when its connection ends. So if a
+//! demand is not met, the connection with the slowest client ends, measured by bytes and time
 //! ([`Grant::look`]).
 //!
-//! A protocol may announce grants to its clients, which then accept them ([`Grant::accept`]), or
-//! not: then the server itself keeps to them ([`Grant::follow`]). A client that cannot learn of
-//! changes has a fixed grant, of one request of the largest kind.
+//! A protocol may announce grants to its clients, which then accept them ([`Grant::accept`]). In
+//! other protocols, the server itself keeps to them ([`Grant::follow`]). A client that cannot learn
+//! of changes has a fixed grant, of one request of the largest kind.
 
 mod grant;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! A dump walks the index one hash bucket at a time. It pauses whenever the output buffer is full
 //! or the work of this iteration is used up: a client that does not read holds nothing but its
-//! cursor, and other clients are served meanwhile. The dump lists every item that is present
+//! cursor, and other clients are served during the pause. The dump lists every item that is present
 //! throughout; items stored or removed during the dump may or may not appear.
 
 use super::{Executor, Next};

@@ -1,7 +1,7 @@
 //! Memory at startup: the sum of all limits, which is the maximum that the server uses, and a store
 //! whose memory is in a file, from which the items of an earlier process are recovered. The log,
-//! the probes, the service manager and a metric report the progress of the recovery. Clients can
-//! connect meanwhile, and wait.
+//! the probes, the service manager and a metric report the progress of the recovery. During the
+//! recovery, clients can connect, and wait.
 
 use crate::connections::ConnInfo;
 use crate::settings::Settings;

@@ -1,6 +1,6 @@
 //! A lane: one connection to the server at a time, and the requests that belong to it.
 //!
-//! A request takes a slot, and with it an id. It keeps both when it is resent on the next
+//! A request takes a slot, and with it an ID. It keeps both when it is resent on the next
 //! connection, so that the server recognises it. A slot is free again only when the server has
 //! answered, or has forgotten the session.
 //!

@@ -1,11 +1,11 @@
 //! Changes that a server has acknowledged as *cached* and not flushed since: a crash of the server
 //! loses them.
 //!
-//! If another instance than the one that took the writes answers a flush, it would report bytes as
-//! *stored* that were lost with the old instance's memory. So the client records which objects have
-//! such writes. When the instance changes they count as lost, and flushes that cover them fail with
-//! `WritesLost`, until the objects are written in full, deleted, or invalidated. Nothing is lost if
-//! the old instance is known to have stored everything before it ended.
+//! If another instance than the one that accepted the writes answers a flush, it would report bytes
+//! as *stored* that were lost with the old instance's memory. So the client records which objects
+//! have such writes. When the instance changes they count as lost, and flushes that cover them fail
+//! with `WritesLost`, until the objects are written in full, deleted, or invalidated. Nothing is
+//! lost if the old instance is known to have stored everything before it ended.
 //!
 //! The record is bounded: beyond the limit the namespace with the most objects counts as a whole,
 //! until it or everything is flushed. A flush removes its entries in small steps, so that no caller

@@ -1,8 +1,8 @@
-//! A frame's head: header, names, extensions. Read and written in one step each.
+//! A frame's head: header, names and extensions. It is read and written in one step each.
 //!
 //! Incomplete input is a result, not an error. An error means that the stream is damaged, or uses
-//! another protocol; the connection is then closed. A well-formed but meaningless request is
-//! answered: see [`Request::decode`](super::Request::decode).
+//! another protocol; the connection is then closed. A well-formed but invalid request gets an error
+//! as its answer: see [`Request::decode`](super::Request::decode).
 
 use blocker::Error;
 

@@ -1,4 +1,4 @@
-//! What a server says without being asked, events and goodbyes, and errors as bytes.
+//! What a server sends without being asked (events and goodbyes), and errors as bytes.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,7 @@
 //! A request of the contract as a frame: [`Request::encode`] and [`Request::decode`], an arm for
 //! each operation in both.
 //!
-//! A well-formed but meaningless request is answered with [`Error::Invalid`], and the connection
+//! A well-formed but invalid request is answered with [`Error::Invalid`], and the connection
 //! continues.
 
 use blocker::trace::TraceContext;

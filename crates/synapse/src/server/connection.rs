@@ -1,9 +1,9 @@
 //! One connection: after the handshake, requests as they arrive and answers as they become ready.
 //!
 //! At each wake-up the connection answers completed tasks, does one write and one read, and
-//! executes every complete request. A request whose reply is ready at once is answered in the same
-//! write; only a pending reply gets a task. The connection stops reading while it has much to send.
-//! While large payloads arrive, the answers to a few of them are sent together.
+//! executes every complete request. A request whose reply is ready immediately is answered in the
+//! same write; only a pending reply gets a task. The connection stops reading while it has much to
+//! send. While large payloads arrive, the answers to a few of them are sent together.
 
 use std::future::poll_fn;
 use std::io;

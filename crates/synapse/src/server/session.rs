@@ -1,4 +1,4 @@
-//! Sessions: they outlive connections.
+//! Sessions, which outlive connections.
 //!
 //! One connection at a time owns a session's [`Slots`], and works on them without a lock. When
 //! another connection of the same client attaches the session, the first one is woken, hands over

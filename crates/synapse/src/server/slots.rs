@@ -13,9 +13,9 @@
 //!     └── never again               └───────────────────────────────┴─► begin, new: executing
 //! ```
 //!
-//! *Cancelled* is answered only for a request that has changed nothing and never will: a request
-//! that never arrived, or a query. The outcome of a change whose task was aborted is unknown, since
-//! the backend may have begun it.
+//! The answer *Cancelled* is given only for a request that has changed nothing and never will: a
+//! request that never arrived, or a query. The outcome of a change whose task was aborted is
+//! unknown, since the backend may have begun it.
 
 use tokio::task::AbortHandle;
 

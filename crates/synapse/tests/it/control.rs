@@ -1,5 +1,5 @@
-//! The control plane over a connection: it answers like the backend's own, and events arrive with
-//! their kind.
+//! The control plane over a connection: it gives the same results as the backend's own, and events
+//! arrive with their kind.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

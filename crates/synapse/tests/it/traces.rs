@@ -1,5 +1,5 @@
-//! The server also traces every traced request, whatever share it samples itself; others are not
-//! traced.
+//! The server also traces every traced request, whatever share of requests it samples itself; other
+//! requests are not traced.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! A frame of each operation, byte for byte as in the specification: frames encoded here are also
+//! A frame of each operation, byte for byte as in the specification. Frames encoded here are also
 //! decoded.
 //!
 //! `vectors/frames.txt` is for authors of clients and servers in other languages. Changing it

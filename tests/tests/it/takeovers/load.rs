@@ -1,11 +1,11 @@
 //! Clients of a pair, and what they must never see.
 //!
 //! Each object is a register that one writer fills with ascending numbers, acknowledged as *stored*
-//! or *cached*; sometimes the writer flushes. Readers ask the host that leads, and each host by
-//! itself. A number that is read
+//! or *cached*; sometimes the writer flushes. Readers send requests to the host that leads, and to
+//! each host separately. A number that is read
 //!
 //! - is not below one that was acknowledged as *stored* before the read was requested: nothing
-//!   stored is lost or undone, and no host answers from a cache of an earlier leadership;
+//!   stored is lost or undone, and no host serves reads from a cache of an earlier leadership;
 //! - is not below one that was acknowledged as *cached*, if the clients' connections are still the
 //!   same: then no other cache has taken over;
 //! - was written, and not refused.

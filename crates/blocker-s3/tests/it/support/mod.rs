@@ -1,6 +1,6 @@
-//! An in-memory server that fails on request: errors, lost answers, late puts, death, ignored
-//! conditions. Also a scheduler that lets tasks and requests overtake each other according to a
-//! seed.
+//! An in-memory server that fails on request: errors, lost responses, late puts, death, ignored
+//! conditions. There is also a scheduler that lets tasks and requests overtake each other according
+//! to a seed.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 

@@ -3,7 +3,7 @@
 //!
 //! A shard's lock guards the set of objects, an object's own lock its state. An object may leave
 //! only while no thread uses it, which its reference count shows; a thread that uses an object
-//! without counting a reference keeps the shard's lock, shared, meanwhile.
+//! without counting a reference holds the shard's lock, shared, during that time.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -8,7 +8,8 @@
 //! | `bundle` | the archive, without secrets |
 //!
 //! Each check is a function of values that were read before it, and returns one line, which states
-//! what to do. The host is checked only if the server runs on it, or if there is no server to ask.
+//! what to do. The host is checked only if the server runs on it, or if there is no server to
+//! contact.
 
 mod bundle;
 mod disks;

@@ -1,4 +1,5 @@
-//! The configuration that is checked: the one in force, as the server shows it, or that of a file.
+//! The configuration that is checked: the one in force, as the server reports it, or that of a
+//! file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

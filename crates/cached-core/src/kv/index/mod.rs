@@ -6,8 +6,8 @@
 //! bytes per item. Every hash bucket has its own lock in its line, and a look-up writes to no other
 //! line.
 //!
-//! The table's address space is reserved at creation for the most items that the arena can hold,
-//! and touched as the table grows, so hash buckets never move.
+//! The table's address space is reserved at creation for the maximum number of items that the arena
+//! can hold, and touched as the table grows, so hash buckets never move.
 
 mod bucket;
 mod guard;

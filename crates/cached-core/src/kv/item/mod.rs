@@ -16,7 +16,8 @@
 //!         │ the clock's second of the last use, its lower 25 bits │ LIVE │ policy │ marks        │
 //!         └──────────────────────────────────────────────────────┴──────┴────────┴──────────────┘
 //! ```
-//! 25 bits cover a year. If an item is not used for longer, its reported idle time is too short.
+//! The 25 bits cover a year. If an item is not used for longer, its reported idle time is too
+//! short.
 //!
 //! LIVE is set if and only if the index refers to the item, except while the lock of its hash
 //! bucket is held: then an item in the index may lack the mark, or two items of one key may have
@@ -26,9 +27,10 @@
 //!
 //! In a memory file an entry ends with a checksum, behind its padding (see `shape.rs`).
 //!
-//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to
-//! one. The payload is the value, or with EXTENTS the list of the pieces in which the value lies
-//! (see `extent.rs`). An entry with 255 as the number of key bytes is such a piece, not an item.
+//! Integers are little-endian; an entry starts at a multiple of the granule (4 bytes or more) and
+//! is padded to one. The payload is the value, or with EXTENTS the list of the pieces in which the
+//! value is stored (see `extent.rs`). An entry with 255 as the number of key bytes is such a piece,
+//! not an item.
 //!
 //! Access: the key, and the padded size that follows from the shape, never change after the entry
 //! is written; a thread that keeps the region from being reused may read them without a lock.

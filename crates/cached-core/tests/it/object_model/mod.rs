@@ -1,6 +1,6 @@
 //! Random sequences of operations, by several concurrent clients, over a store with every kind of
-//! failure, compared with a plain map. Meanwhile the write modes of the namespaces, their limits,
-//! rates, shares and quotas change, and the whole cache is detached and reattached.
+//! failure, compared with a plain map. During the run, the write modes of the namespaces, their
+//! limits, rates, shares and quotas change, and the whole cache is detached and reattached.
 //!
 //! Each seed draws a cache (tiny, of few objects, with little room for dirty data), a store
 //! (delays, errors, unknown outcomes, stalls, crashes that lose data) and a history: which client

@@ -1,4 +1,4 @@
-//! The meta commands that change an item. `ms key len flags*` and a data block stores in all ways;
+//! The meta commands that change an item. `ms key len flags*` and a data block stores in all modes;
 //! `ma key flags*` increments or decrements, and creates the number with `N`; `md key flags*`
 //! deletes, marks as stale, or replaces the value by an empty one.
 

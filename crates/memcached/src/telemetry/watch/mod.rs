@@ -1,4 +1,4 @@
-//! `watch`: log lines for connections that subscribe to them, without ever waiting for those
+//! `watch`: log lines for connections that subscribe to them. The server never waits for those
 //! connections.
 //!
 //! ```text
