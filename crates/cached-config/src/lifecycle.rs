@@ -152,7 +152,7 @@ pub async fn log_recovery(cache: ObjectCache) {
     if records == 0 || is_done {
         return;
     }
-    tracing::info!(records, "recovering the journal's records; objects are served meanwhile");
+    tracing::info!(records, "recovering the journal's records; objects are served in the meantime");
     let begun = SystemClock.now();
     for look in 1.. {
         SystemClock.sleep(LOOK_DELAY).await;

@@ -92,10 +92,10 @@ pub enum RequestError {
     #[error("{0}")]
     Failed(String),
     /// The response did not arrive in time.
-    #[error("no answer within {} s", .0.as_secs_f64())]
+    #[error("no response within {} s", .0.as_secs_f64())]
     Timeout(Duration),
     /// The body of the response is longer than the caller's limit.
-    #[error("the answer is longer than {0} bytes")]
+    #[error("the response is longer than {0} bytes")]
     TooLong(usize),
 }
 
@@ -213,13 +213,13 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let silent = listener.local_addr().unwrap();
         let error = get(&client(Some(Duration::from_millis(50))), silent).unwrap_err();
-        assert_eq!(error.to_string(), "no answer within 0.05 s");
+        assert_eq!(error.to_string(), "no response within 0.05 s");
         drop(listener);
         let error = get(&client(None), silent).unwrap_err().to_string();
         assert!(error.contains("onnection refused"), "{error}");
         let (at, _serving) = server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
         let error = get(&client(None), at).unwrap_err();
-        assert_eq!(error.to_string(), "the answer is longer than 10 bytes");
+        assert_eq!(error.to_string(), "the response is longer than 10 bytes");
         let malformed = client(None).send(hyper::Request::get("http://a b/"), Bytes::new(), 10);
         assert!(matches!(malformed, Err(RequestError::Malformed(_))));
     }

@@ -1,4 +1,4 @@
-//! Errors, by the party that has to act.
+//! Errors, grouped by who must act on them.
 
 use std::io;
 

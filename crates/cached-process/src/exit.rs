@@ -60,8 +60,8 @@ impl Exit {
             Exit::NoUser => "the user that -u names does not exist",
             Exit::Defect => "a defect has ended the process; all acknowledged data are stored",
             Exit::Refused => {
-                "an address, a lock or memory that the start needs is in use or refused, a store or a journal is not \
-                 there, or the store is damaged or refuses this program"
+                "an address, a lock or memory that the start needs is in use or refused, a store or a journal is \
+                 missing, or the store is damaged or refuses this program"
             }
             Exit::NotStored => "acknowledged data are not stored",
             Exit::Trouble => "the system, a disk or the network has failed in a way that may pass",

@@ -181,7 +181,7 @@ pub(crate) fn check_changes(changes: &[Change]) -> Result<()> {
     if changes.is_empty() || changes.len() > CHANGES_MAX {
         let count = changes.len();
         return Err(Error::TooLarge(
-            format!("{count} changes cannot be made together: the limits are 1 and {CHANGES_MAX}").into(),
+            format!("one request has {count} changes; it must have 1 to {CHANGES_MAX}").into(),
         ));
     }
     let mut keys: Vec<_> = changes.iter().map(|change| &change.key).collect();

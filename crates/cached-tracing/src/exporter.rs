@@ -210,7 +210,7 @@ mod tests {
         let Answer::Refused(why) = post(&client, &url, &Bytes::from_static(b"{}")) else {
             panic!("the batch would be sent again")
         };
-        assert_eq!(why, "the answer is longer than 1048576 bytes");
+        assert_eq!(why, "the response is longer than 1048576 bytes");
         collector.join().unwrap();
     }
 }

@@ -301,7 +301,7 @@ fn refused(config: &RadosConfig, code: i32) -> Error {
         }
         errno::PERM | errno::ACCES | errno::OPNOTSUPP => denied(format!(
             "the cluster does not accept client.{user} ({}): there is no such user, or its key differs; \
-             look at user and keyring",
+             check user and keyring",
             describe(code)
         )),
         // The keyring was found, but is not valid.

@@ -47,7 +47,7 @@ const NO_RANGE: &str = "non-partial response";
 /// The client's error text for a response without an ETag (the same test detects a change).
 const NO_ETAG: &str = "ETag Header missing";
 /// This program's error text for a response that is too long.
-const TOO_MANY: &str = "the server sends more bytes than were asked for";
+const TOO_MANY: &str = "the server sends more bytes than were requested";
 
 type Work<T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send>>;
 

@@ -175,7 +175,7 @@ fn a_server_that_does_not_keep_what_is_needed_is_refused_in_one_line() {
         (Quirk::IgnoresIfMatch, "ignores If-Match in a put"),
         (Quirk::RefusesIfMatch, "refuses If-Match with the ETag that it has returned"),
         (Quirk::NamesNoEtag, "returns no ETag"),
-        (Quirk::IgnoresRanges, "sends more bytes than were asked for"),
+        (Quirk::IgnoresRanges, "sends more bytes than were requested"),
         (Quirk::ListsNothing, "does not list an object that it has stored"),
     ] {
         let error = opened(quirk).map(drop).unwrap_err();

@@ -540,8 +540,8 @@ impl<'a> Check<'a> {
         }
         let last_resort = format!(
             "made from the objects: {} namespaces are claimed for no writer, above their highest stamps. Claims \
-             whose writers have stored nothing cannot be recovered. Every writer must claim again; a journal from \
-             before is kept aside at its cache's start, and `cachectl journal export` saves what is in it",
+             whose writers have stored nothing cannot be recovered. Every writer must claim again; an earlier \
+             journal is set aside when its cache starts, and `cachectl journal export` saves its content",
             self.epochs.len()
         );
         self.twice(CLAIMS, claims, &last_resort, None, || encode_claims(&value))

@@ -74,7 +74,10 @@ fn curves(document: &Value) -> String {
         }
     }
     if lines.is_empty() {
-        lines.push("no curve: the server samples no requests (insight.enabled), or has no such one".into());
+        lines.push(
+            "no curve: the server samples no requests (insight.enabled), or has no curve of this scope"
+                .into(),
+        );
     }
     lines.join("\n")
 }

@@ -292,7 +292,7 @@ fn a_store_is_made_on_request_only() {
             let output = Command::new(env!("CARGO_BIN_EXE_cachectl")).args(&arguments).output().unwrap();
             let error = String::from_utf8(output.stderr).unwrap();
             assert_eq!((output.status.code(), error.lines().count()), (Some(4), 1), "{command:?}: {error}");
-            let way_on = format!("there is no store in {0}: `cachectl init {0}` makes one", dir.display());
+            let way_on = format!("there is no store in {0}: `cachectl init {0}` creates one", dir.display());
             assert!(error.contains(&way_on), "{error}");
         }
     }

@@ -101,7 +101,7 @@ export function risks(model, write) {
   for (const reason of health?.reasons || []) add(true, () => `Not ready: ${write.printable(reason)}`, true);
   add(store?.state === "away" && !health?.reasons?.length, () => `The store has not answered for ${write.age(store.away_ms / 1000)}.`, true);
   add(s3?.state === "away", () => `The S3 endpoint has not been reachable for ${write.age(s3.away_ms / 1000)}.`, true);
-  add(s3?.state === "slow", () => "The S3 endpoint does not respond in time; what memory has is served without it.");
+  add(s3?.state === "slow", () => "The S3 endpoint does not respond in time; objects in memory are served without it.");
   add(objects?.attach_state === "detached", () => "The object cache is detached: requests go to the store. cachectl cache attach puts it back.");
   add(["storing", "transit"].includes(objects?.attach_state), () => "The object cache is being detached.");
   add(state === "draining", () => "The server is draining: it takes no new connections and stores what is dirty.");

@@ -218,10 +218,10 @@ impl EtcdClient {
                     let why = answer["error"].as_str().unwrap_or_default().to_owned();
                     Err(Failure::Refused { code: number(&answer["code"]), why })
                 }
-                (status, _) => Err(lost(format!("the answer {status} is not etcd's"))),
+                (status, _) => Err(lost(format!("the response {status} is not from etcd"))),
             }
         };
-        let late = || Err(lost(format!("no answer within {} s", self.timeout.as_secs_f64())));
+        let late = || Err(lost(format!("no response within {} s", self.timeout.as_secs_f64())));
         tokio::time::timeout(self.timeout, answering).await.unwrap_or_else(|_| late())
     }
 
@@ -249,7 +249,9 @@ impl EtcdClient {
             }
             Ok(Err(error)) if error.is_connect() => Err(not_sent(whole_text(&error))),
             Ok(Err(error)) => Err(Failure::Lost(format!("{at}: {}", whole_text(&error)))),
-            Err(_) => Err(Failure::Lost(format!("{at}: no answer within {} s", self.timeout.as_secs_f64()))),
+            Err(_) => {
+                Err(Failure::Lost(format!("{at}: no response within {} s", self.timeout.as_secs_f64())))
+            }
         }
     }
 }
@@ -265,7 +267,7 @@ fn refusal(code: u64, why: String) -> Error {
     match code {
         5 if reason.contains("lease not found") => Error::LeaseEnded,
         3 if !is_login(code, &reason) && !reason.contains("authentication failed") => Error::Invalid(reason),
-        3 | 7 | 16 => Error::Denied(format!("etcd refuses this: {reason}").into()),
+        3 | 7 | 16 => Error::Denied(format!("etcd refuses the request: {reason}").into()),
         8 => Error::TooLarge(reason),
         _ => Error::Unavailable(reason),
     }

@@ -217,8 +217,8 @@ fn revision_of(answer: &Value) -> Revision {
 /// Returns bytes in etcd's JSON. They are encoded in base64, and are omitted if they are empty.
 fn decode(value: &Value) -> Result<Bytes> {
     let text = value.as_str().unwrap_or_default();
-    let bytes = STANDARD
-        .decode(text)
-        .map_err(|error| Error::Unavailable(format!("an answer of etcd has invalid base64: {error}").into()));
+    let bytes = STANDARD.decode(text).map_err(|error| {
+        Error::Unavailable(format!("a response of etcd has invalid base64: {error}").into())
+    });
     bytes.map(Bytes::from)
 }

@@ -172,7 +172,7 @@ impl EtcdWatch {
             return Ok(());
         }
         if is_login(0, &reason) || reason.contains("PermissionDenied") {
-            return Err(Error::Denied(format!("etcd refuses this: {reason}").into()));
+            return Err(Error::Denied(format!("etcd refuses the request: {reason}").into()));
         }
         Err(self.fail(etcd, reason))
     }

@@ -117,7 +117,7 @@ fn etcd_with_passwords_and_tls_keeps_the_contract() {
         let wrong = denied(&keys("root", "wrong")).await;
         assert_eq!(
             wrong,
-            "etcd refuses this: etcdserver: authentication failed, invalid user ID or password"
+            "etcd refuses the request: etcdserver: authentication failed, invalid user ID or password"
         );
         // The file is read for each login.
         let corrected = open(&keys("root", "wrong"));
@@ -125,10 +125,10 @@ fn etcd_with_passwords_and_tls_keeps_the_contract() {
         keys("root", "secret");
         assert_eq!(corrected.get(&key("a")).await, Ok(None));
         let guest = denied(&keys("guest", "guest")).await;
-        assert_eq!(guest, "etcd refuses this: etcdserver: permission denied");
+        assert_eq!(guest, "etcd refuses the request: etcdserver: permission denied");
         let nobody =
             denied(&format!("endpoints = [\"{}\"]\nca_file = \"{}\"", etcd.url, etcd.ca_file())).await;
-        assert_eq!(nobody, "etcd refuses this: etcdserver: user name is empty");
+        assert_eq!(nobody, "etcd refuses the request: etcdserver: user name is empty");
         let guest = open(&keys("guest", "guest"));
         let watch = guest.watch("", cached_registry::Revision(1)).next().await.unwrap_err();
         assert!(matches!(&watch, Error::Denied(why) if why.contains("permission denied")), "{watch}");

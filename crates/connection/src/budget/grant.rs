@@ -117,7 +117,7 @@ impl Grant {
     /// The client's violation if that is not the announced grant. Close the connection.
     pub fn accept(&mut self, bytes: u64, cost_bytes: u64) -> Result<(), &'static str> {
         if !self.is_unaccepted() || bytes != self.announced_bytes {
-            return Err("it accepts a grant that it was not given");
+            return Err("it has accepted a grant that it was not given");
         }
         self.accepted_bytes = bytes;
         self.is_draining = true;

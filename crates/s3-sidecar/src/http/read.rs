@@ -26,7 +26,7 @@ pub(crate) struct Read {
     pub(crate) key: ObjectKey,
     /// The identity under which the object is remembered and invalidated: its class, or else `key`.
     pub(crate) kept_as: ObjectKey,
-    /// Whether the read asks for no body.
+    /// Whether the request is a HEAD, whose response has no body.
     pub(crate) is_head: bool,
     /// The requested range, or `None` for the whole object.
     pub(crate) range: Option<ByteRange>,

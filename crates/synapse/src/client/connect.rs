@@ -418,7 +418,7 @@ fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static st
             now.crash_atomic_bytes < before.crash_atomic_bytes,
             "that units of the same size survive a crash whole",
         ),
-        (now.survives < before.survives, "that what is stored survives as much"),
+        (now.survives < before.survives, "that stored data survive the same failures"),
     ];
     is_lost.into_iter().find_map(|(is_lost, promise)| is_lost.then_some(promise))
 }

@@ -562,7 +562,7 @@ pub(super) fn unreachable_error(why: &Error) -> Error {
 /// Returns the error of a request whose answer has a damaged payload, although its head is valid.
 pub(super) fn damaged_error(op: Op) -> Error {
     match op.kind() {
-        Kind::Change => Error::OutcomeUnknown("the answer was damaged in transit".into()),
-        _ => Error::Retryable("the answer was damaged in transit".into()),
+        Kind::Change => Error::OutcomeUnknown("the response was damaged in transit".into()),
+        _ => Error::Retryable("the response was damaged in transit".into()),
     }
 }

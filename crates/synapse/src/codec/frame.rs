@@ -364,7 +364,7 @@ pub enum FrameError {
     #[error("not the synapse protocol: the frame begins with {0:02x?}")]
     Magic([u8; 4]),
     /// The peer sends this version instead.
-    #[error("version {0} of the protocol, this side has version 1")]
+    #[error("the frame has version {0} of the protocol, but this side has version 1")]
     Version(u8),
     /// The head was damaged in transit.
     #[error("the head fails its checksum")]
@@ -381,7 +381,7 @@ pub enum FrameError {
         value: u64,
     },
     /// A part of the frame exceeds the agreed length.
-    #[error("{name} of {length} bytes, the limit is {limit}")]
+    #[error("{name} has {length} bytes; the limit is {limit}")]
     TooLong {
         /// The name of the part.
         name: &'static str,

@@ -239,7 +239,7 @@ impl Request {
             Self::Change(ChangeRequest { change: Change::WriteRuns { runs }, .. }) => {
                 if runs.len() > limits.runs_max as usize {
                     let (count, most) = (runs.len(), limits.runs_max);
-                    let text = format!("{count} runs in one change; the server now accepts {most}");
+                    let text = format!("the change has {count} runs; the server now accepts at most {most}");
                     return Err(match most {
                         0 => Error::Unsupported(text.into()),
                         _ => Error::Invalid(text.into()),

@@ -375,7 +375,7 @@ impl Connection {
                         now,
                     )?;
                 }
-                op => return Err(End::Broken(format!("{op:?} has no place here"))),
+                op => return Err(End::Broken(format!("{op:?} is not allowed here"))),
             }
         }
     }

@@ -39,7 +39,9 @@ impl Connection {
         if !hello.versions.has(codec::VERSION) {
             let codec::Versions { lowest, highest } = hello.versions;
             let own = codec::VERSION;
-            let text = format!("versions {lowest} to {highest} of the protocol, this side has version {own}");
+            let text = format!(
+                "the client has versions {lowest} to {highest} of the protocol, but this server has version {own}"
+            );
             return Err(End::Refused(Error::Unsupported(text.into())));
         }
         let secrets = shared.secrets.of(&hello.key);

@@ -44,9 +44,9 @@ fn a_frame_that_breaks_the_protocol_closes_its_connection_and_no_other() {
         ("a durability", |b| (b[17] = 9, correct_checksums(b)).1, "durability cannot be 9"),
         ("a condition", |b| (b[19] = 9, correct_checksums(b)).1, "condition cannot be 9"),
         ("a payload beyond all limits", |b| (b[31] = 0xff, correct_checksums(b)).1, "a payload of"),
-        ("an answer", |b| (b[6] |= 1, correct_checksums(b)).1, "has no place here"),
+        ("an answer", |b| (b[6] |= 1, correct_checksums(b)).1, "is not allowed here"),
         ("a slot beyond the grant", |b| (b[8] = 4, correct_checksums(b)).1, "beyond what was granted"),
-        ("a hello after the handshake", |b| (b[5] = 1, correct_checksums(b)).1, "has no place here"),
+        ("a hello after the handshake", |b| (b[5] = 1, correct_checksums(b)).1, "is not allowed here"),
     ];
     for (lane, (what, damage, words)) in cases.into_iter().enumerate() {
         let (mut raw, _) = Raw::welcomed(&host.address, &hello(lane as u16));

@@ -210,7 +210,7 @@ impl Head {
             rates.store_bytes_per_second_max = limit()?;
             rates.store_burst_ms = limit()?;
             if *rates == Rates::default() && version == VERSION_WITH_RATES {
-                return Err("its format requires rates, but it has none".into());
+                return Err("its format version is used only with rates, but it has none".into());
             }
         }
         if version >= VERSION_WITH_LOGS {
@@ -218,7 +218,7 @@ impl Head {
                 head.logs.push(OverlayLog { allocation: reader.u64()?, key: reader.u128()? });
             }
             if head.logs.is_empty() {
-                return Err("its format requires logs, but it has none".into());
+                return Err("its format version is used only with logs, but it has none".into());
             }
         }
         for _ in 0..reader.count(NODES_MAX, NODE_BYTES_MIN)? {

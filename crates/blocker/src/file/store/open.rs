@@ -194,8 +194,8 @@ impl Store {
 pub(in crate::file) fn absent(root: &Path) -> Error {
     let dir = root.display();
     let text = format!(
-        "there is no store in {dir}: `cachectl init {dir}` makes one, and so does a program whose configuration has \
-         create = true; if its disk is to be mounted there, mount it"
+        "there is no store in {dir}: `cachectl init {dir}` creates one, and so does a program whose configuration has \
+         create = true; if the store is on a disk that is not mounted, mount it"
     );
     Error::Denied(text.into())
 }

@@ -141,7 +141,7 @@ impl Model {
             }
             Some(("slow", _)) => add(
                 false,
-                "the S3 endpoint does not respond in time; what memory has is served without it".into(),
+                "the S3 endpoint does not respond in time; objects in memory are served without it".into(),
             ),
             _ => {}
         }

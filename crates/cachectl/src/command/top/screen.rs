@@ -107,8 +107,8 @@ impl Screen {
         }
         if let Some((since, reason)) = &self.link.away {
             let since = since.map_or_else(
-                || "no answer yet".to_owned(),
-                |since| format!("no answer for {}, the figures are old", age(since.as_secs_f64())),
+                || "no response yet".to_owned(),
+                |since| format!("no response for {}; the figures are outdated", age(since.as_secs_f64())),
             );
             let text = format!("✕ {since}; trying again: {reason}");
             lines

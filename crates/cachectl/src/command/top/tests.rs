@@ -209,7 +209,10 @@ fn a_server_away_keeps_its_last_figures_marked_as_old() {
     );
     let mut screen = shown(example());
     take(&mut screen, Err(failure()), Some(Duration::from_secs(61)));
-    has(&text(&screen, 80, 24), &["✕ no answer for 1 min 1 s, the figures are old", "Hit ratio, 1 h 92.9 %"]);
+    has(
+        &text(&screen, 80, 24),
+        &["✕ no response for 1 min 1 s; the figures are outdated", "Hit ratio, 1 h 92.9 %"],
+    );
     take(&mut screen, Ok((later(2, 0), Documents::default())), None);
     has(&text(&screen, 80, 24), &["✓ nothing at risk"]);
     // A response that is not a status is a failure, too.

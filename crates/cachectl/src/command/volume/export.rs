@@ -338,8 +338,8 @@ impl ImportDiff {
         ended(&volume, name, done, || stream.undo(&before))?;
         let size = volume.size_bytes();
         let text = match &header.to {
-            Some(to) => format!("{name} is what the stream ends at, and has its snapshot {to}"),
-            None => format!("{name} is what the stream ends at"),
+            Some(to) => format!("{name} now has the content at the end of the stream, and its snapshot {to}"),
+            None => format!("{name} now has the content at the end of the stream"),
         };
         let value = json!({
             "name": name, "from": header.from, "snapshot": header.to, "size_bytes": size, "stream_bytes": bytes,

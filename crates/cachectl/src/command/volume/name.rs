@@ -182,7 +182,7 @@ pub(crate) struct StoreArguments {
     claim: bool,
 }
 
-/// The treatment of a volume that has another owner.
+/// How a command handles a volume that has another owner.
 #[derive(Args)]
 pub(crate) struct TakeOver {
     /// Attach the volume even if its owner has not detached it. The owner is fenced off: use this

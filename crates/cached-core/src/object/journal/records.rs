@@ -309,8 +309,7 @@ pub(crate) fn decode(head: &Head<'_>, payload: Vec<u8>) -> Result<Replayed, Malf
 }
 
 impl PendingState {
-    /// Returns the changes that produce this state from an object that exists or is replaced or
-    /// removed.
+    /// Returns the changes that bring an object to this state from the state that the store has.
     pub(crate) fn into_changes(self) -> Vec<Change> {
         if !self.is_present {
             return vec![Change::Delete];
