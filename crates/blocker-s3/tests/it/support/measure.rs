@@ -202,7 +202,7 @@ async fn listing(plain: &Plain) -> String {
     if listed("").await.contains(&names[1]) {
         "shows what is gone".into()
     } else {
-        "at once, bytewise".into()
+        "immediately consistent, bytewise".into()
     }
 }
 
@@ -280,7 +280,7 @@ pub(crate) async fn rows(plain: &Plain) -> Vec<(&'static str, String)> {
         ("listing", listing(plain).await),
         ("listing of 1 100 keys", long_listing(plain).await),
         ("longest segment of a key", longest_segment(plain).await),
-        ("keys `a` and `a/b` at once", key_below_key(plain).await),
+        ("keys `a` and `a/b` at the same time", key_below_key(plain).await),
     ]
 }
 
