@@ -36,7 +36,7 @@ impl Collect for Own {
         let help = "The program and its version; the value is always 1.";
         into.sample("cached_build_info", help, labels, cached_metrics::Value::Gauge(1.0));
         let is_ready = self.health.not_ready().is_empty();
-        into.measure("cached_ready", "1 if /readyz answers 200, else 0.", &is_ready);
+        into.measure("cached_ready", "1 if /readyz responds with 200, else 0.", &is_ready);
         process::collect(into);
         self.counts.collect(into);
     }

@@ -47,7 +47,7 @@ const DROPPED: LabelledMetric<1> = LabelledMetric::new(
 counters! {
     #[derive(Debug, Default)]
     struct Counts {
-        /// Spans that the collector of traces has taken.
+        /// Spans that the collector of traces has accepted.
         sent: Counter => "cached_tracing_spans_sent_total",
         refused: Counter => DROPPED.of(["refused"]),
         /// Spans that were still queued when the program ended.

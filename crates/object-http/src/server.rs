@@ -241,11 +241,12 @@ counters! {
     pub(crate) struct Counts {
         /// HTTP connections for objects that were accepted.
         connections: Counter => "object_http_connections_total",
-        /// HTTP connections for objects that were closed at once because too many were open.
+        /// HTTP connections for objects that were closed immediately because too many were open.
         refused: Counter => "object_http_connections_refused_total",
         /// HTTP connections for objects that were closed because others needed the memory that they held for a slow client.
         stalled: Counter => "object_http_connections_stalled_total",
-        /// HTTP requests for objects that were denied for want of a valid key or a right.
+        /// HTTP requests for objects that were denied because they had no valid key or lacked a
+        /// right.
         denied: Counter => "object_http_requests_denied_total",
         /// Bytes of bodies received from clients.
         pub(crate) received_bytes: Counter => BYTES.of(["received"]),

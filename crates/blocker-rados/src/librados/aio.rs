@@ -96,7 +96,7 @@ counters! {
         pub(crate) ended: Counter,
         /// Operations that timed out.
         pub(crate) timed_out: Counter => "rados_operations_timed_out_total",
-        /// Changes that were retried because the object had changed meanwhile.
+        /// Changes that were retried because the object had changed in the meantime.
         pub(crate) retried: Counter => "rados_changes_retried_total",
         /// Objects that have received the attributes of this backend.
         pub(crate) introduced: Counter => "rados_objects_introduced_total",

@@ -86,7 +86,7 @@ counters! {
         pub(crate) repeated: Counter => "s3_requests_repeated_total",
         /// Responses in which the server requested a lower rate.
         pub(crate) slow_downs: Counter => "s3_slow_downs_total",
-        /// Puts refused because the object had changed meanwhile.
+        /// Puts refused because the object had changed in the meantime.
         pub(crate) conflicts: Counter => "s3_conflicts_total",
         /// Objects that had no head and were given one.
         pub(crate) introduced: Counter => "s3_objects_introduced_total",

@@ -163,8 +163,8 @@ impl Collect for Measurements {
             let value = Value::Counter(operation.failures);
             into.sample("store_request_failures_total", help, labels(operation.name), value);
         }
-        let help = "The time for which operations of the store have waited and none was answered; 0 if it serves, 5 ends \
-                    /readyz.";
+        let help = "The time for which operations have waited for the store without any response; 0 if the store responds; \
+                    from 5 on, /readyz fails.";
         let value = Value::Gauge(self.silence().as_secs_f64());
         into.sample("store_silence_seconds", help, vec![("backend", self.backend).into()], value);
     }

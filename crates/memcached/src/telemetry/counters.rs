@@ -101,58 +101,57 @@ counters! {
     /// workers in a `Totals`. The names of the fields are keys of `/status.json`.
     #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct Totals<C = u64> {
-        /// The number of keys of retrievals.
+        /// Keys of retrievals.
         gets,
-        /// The number of retrieved keys that were found.
+        /// Keys of retrievals that were found.
         get_hits => COMMANDS.of(["get", "hit"]),
-        /// The number of retrieved keys that were not found.
+        /// Keys of retrievals that were not found.
         get_misses => COMMANDS.of(["get", "miss"]),
-        /// The number of items that a retrieval found expired.
+        /// Items that a retrieval found expired.
         get_expired,
-        /// The number of items that a retrieval found flushed.
+        /// Items that a retrieval found flushed.
         get_flushed,
-        /// The number of stores whose value was not refused for its size.
+        /// Stores whose value was not refused for its size.
         sets,
         /// `flush_all`.
         flushes => COMMANDS.of(["flush", "hit"]),
-        /// The number of touches, including those by `gat`.
+        /// Touches, including those by `gat`.
         touches,
-        /// The number of touches that found their item.
+        /// Touches that found their item.
         touch_hits => COMMANDS.of(["touch", "hit"]),
-        /// The number of touches that found no item.
+        /// Touches that found no item.
         touch_misses => COMMANDS.of(["touch", "miss"]),
         /// `me`.
         meta_cmds,
-        /// The number of deletions that found their item.
+        /// Deletions that found their item.
         delete_hits => COMMANDS.of(["delete", "hit"]),
-        /// The number of deletions that found no item.
+        /// Deletions that found no item.
         delete_misses => COMMANDS.of(["delete", "miss"]),
-        /// The number of increments that found their item.
+        /// Increments that found their item.
         incr_hits => COMMANDS.of(["incr", "hit"]),
-        /// The number of increments that found no item.
+        /// Increments that found no item.
         incr_misses => COMMANDS.of(["incr", "miss"]),
-        /// The number of decrements that found their item.
+        /// Decrements that found their item.
         decr_hits => COMMANDS.of(["decr", "hit"]),
-        /// The number of decrements that found no item.
+        /// Decrements that found no item.
         decr_misses => COMMANDS.of(["decr", "miss"]),
-        /// The number of compare-and-store commands whose CAS value matched.
+        /// Compare-and-store commands whose CAS value matched.
         cas_hits => COMMANDS.of(["cas", "hit"]),
-        /// The number of compare-and-store commands that found no item.
+        /// Compare-and-store commands that found no item.
         cas_misses => COMMANDS.of(["cas", "miss"]),
-        /// The number of compare-and-store commands that found another CAS value.
+        /// Compare-and-store commands that found another CAS value.
         cas_badval => COMMANDS.of(["cas", "badval"]),
-        /// The number of values refused because they exceeded the size limit of items.
+        /// Values refused because they exceeded the size limit of items.
         refused_too_large => REFUSED.of(["too_large"]),
-        /// The number of values refused for lack of memory.
+        /// Values refused for lack of memory.
         refused_no_memory => REFUSED.of(["no_memory"]),
         /// Attempts of clients to authenticate.
         auth_cmds => "cached_authentications_total",
         /// Attempts to authenticate with a wrong user or password.
         auth_errors => "cached_authentications_failed_total",
-        /// The number of datagrams that were requests.
+        /// Datagrams that were requests.
         udp_requests => "cached_datagrams_total",
-        /// The number of dropped datagrams: malformed requests, and replies for which the system
-        /// had no room.
+        /// Datagrams dropped: malformed requests, and replies for which the system had no room.
         udp_dropped => "cached_datagrams_dropped_total",
         /// Bytes received from clients.
         received_bytes => "cached_received_bytes_total",
@@ -164,10 +163,9 @@ counters! {
         tls_handshakes_full => HANDSHAKES.of(["full"]),
         /// TLS handshakes that resumed a session.
         tls_handshakes_resumed => HANDSHAKES.of(["resumed"]),
-        /// The number of TLS handshakes that failed or timed out.
+        /// TLS handshakes that failed or timed out.
         tls_handshake_failures => HANDSHAKES.of(["failed"]),
-        /// The number of TLS connections that failed after their handshake, because they were cut
-        /// off or sent invalid records.
+        /// TLS connections that failed after their handshake: cut off, or with invalid records.
         tls_failures => "cached_tls_failures_total",
     }
 }

@@ -117,17 +117,17 @@ counters! {
     /// The client's counters.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct ClientCounters<C = u64> {
-        /// The number of connections to the server, including the first ones.
+        /// Connections to the server, including the first ones.
         connects => "synapse_client_connections_total",
-        /// The number of changes to another of the servers that the client knows.
+        /// Changes to another of the servers that the client knows.
         server_changes => "synapse_client_server_changes_total",
-        /// The number of requests that were sent again on another connection.
+        /// Requests sent again on another connection.
         resends => "synapse_client_resends_total",
-        /// The number of requests that were sent and whose answer was lost.
+        /// Requests that were sent and whose answer was lost.
         unanswered => "synapse_client_answers_lost_total",
-        /// The number of requests whose deadline passed.
+        /// Requests whose deadline passed.
         late => "synapse_client_deadlines_passed_total",
-        /// The number of pings that were answered.
+        /// Pings that were answered.
         pings_answered => "synapse_client_pings_answered_total",
     }
 }

@@ -273,24 +273,23 @@ counters! {
     pub(super) struct Counts<C = u64> {
         /// Connections accepted.
         connections => "synapse_connections_total",
-        /// The number of connections refused, for any reason.
+        /// Connections refused, for any reason.
         refused => "synapse_connections_refused_total",
-        /// The number of connections closed because their client broke the protocol.
+        /// Connections closed because their client broke the protocol.
         broken => "synapse_connections_broken_total",
-        /// The number of connections closed because their client was silent.
+        /// Connections closed because their client was silent.
         silent => "synapse_connections_silent_total",
-        /// The number of requests that arrived.
+        /// Requests that arrived.
         requests => "synapse_requests_total",
-        /// The number of requests answered with a remembered outcome.
+        /// Requests answered with a remembered outcome.
         replays => "synapse_replays_total",
-        /// The number of requests executed by a task because their reply was not ready immediately.
+        /// Requests executed by a task because their reply was not ready immediately.
         waits => "synapse_waits_total",
-        /// The number of changes of grants that were announced to clients.
+        /// Changes of grants that were announced to clients.
         grants => "synapse_grants_changed_total",
-        /// The number of cancellations that arrived.
+        /// Cancellations that arrived.
         cancels => "synapse_cancels_total",
-        /// The number of bytes of large payloads that were copied because they arrived with their
-        /// head.
+        /// Bytes of large payloads that were copied, because they arrived with their head.
         copied_bytes => "synapse_copied_bytes_total",
     }
 }

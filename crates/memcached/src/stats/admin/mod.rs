@@ -213,7 +213,8 @@ fn workers(shared: &Shared, into: &mut Families) {
         let help = "Bytes sent to clients, by worker.";
         own.measure("cached_worker_sent_bytes_total", help, &totals.sent_bytes);
         let secs = shared.stalled_secs.get(worker).map_or(0, |secs| secs.load(Ordering::Relaxed));
-        let help = "The time without progress of a worker within one step; 0 is normal, 30 ends /livez.";
+        let help =
+            "The time without progress of a worker within one step; 0 is normal; from 30 on, /livez fails.";
         own.measure("cached_worker_stalled_seconds", help, &secs);
         into.append_labelled(&of_worker(worker), own);
     }
