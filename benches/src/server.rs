@@ -244,7 +244,7 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
         cpu.map_or(Ok(()), cpu::pin_current_thread)
     };
     // SAFETY: between fork and exec, `prepare` makes three system calls on values it owns; it takes no lock and
-    // allocates nothing unless it fails, when the child ends at once.
+    // allocates nothing unless it fails, when the child ends immediately.
     unsafe { command.pre_exec(prepare) };
 }
 

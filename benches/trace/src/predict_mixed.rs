@@ -1,4 +1,4 @@
-//! Compares predictions for namespaces, and for objects, with real runs: several traces at once in
+//! Compares predictions for namespaces, and for objects, with real runs: several traces together in
 //! one cache, each in its own namespace.
 
 use std::sync::Arc;

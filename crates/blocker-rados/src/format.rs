@@ -23,7 +23,7 @@
 //! cached.fence             epoch u64                        no change of an older epoch is applied
 //! cached.fence.<domain>    epoch u64                        the same for changes in that order domain
 //! cached.stamp             epoch u64 │ sequence u64         of the last stamped change
-//! cached.intro             nonce u64                        an introduction is under way, see `object/claims.rs`
+//! cached.intro             nonce u64                        an introduction is in progress, see `object/claims.rs`
 //! cached.claim             claim                            the last claim of this object by itself
 //!
 //! cached.epoch             claim                            of a scope, on %scope and %domain.*

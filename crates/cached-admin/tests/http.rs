@@ -255,7 +255,7 @@ fn connections_are_limited() {
 
 #[test]
 fn it_ends_with_open_connections() {
-    // A separate address, so that no other test's listener gets the port meanwhile.
+    // A separate address, so that no other test's listener gets the port in between.
     let admin = start(|config| config.listen = vec!["127.0.0.95:0".into()]);
     let mut stream = connect(&admin);
     let address = admin.addresses()[0];

@@ -172,7 +172,7 @@ impl Connection {
         let bytes = request.bytes(&self.host, user);
         let was_kept = self.socket.is_some();
         let answer = match self.try_ask(&bytes, request.method == "HEAD") {
-            // The server has closed the connection meanwhile.
+            // The server has closed the connection in the meantime.
             Err(_) if was_kept => self.try_ask(&bytes, request.method == "HEAD"),
             answer => answer,
         };

@@ -720,7 +720,7 @@ fn it_is_readable_on_a_laptop_and_a_phone_dark_and_light() {
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     assert_eq!(browser.evaluate(scheme), dark);
     browser.evaluate("localStorage.clear()");
-    // The keyboard moves the time mark in all charts at once.
+    // The keyboard moves the time mark in all charts at the same time.
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     browser.evaluate("document.querySelector('#chart-hits').focus()");
     for _ in 0..3 {

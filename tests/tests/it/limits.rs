@@ -256,7 +256,7 @@ fn cores_of_workers(server: &Server) -> Vec<String> {
     };
     let mut cores = Vec::new();
     for task in tasks {
-        // A thread may have ended meanwhile.
+        // A thread may have ended in the meantime.
         let Ok(task) = task else { continue };
         let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
         let name = field(&status, "Name:");

@@ -13,7 +13,7 @@
 //! | `cpu` | CPU time of a journaled write of 4 KiB compared with a cached one, a CRC and a share of the write | 1.5 |
 //! | `rados` | journaled write-back compared with write-through over a one-node Ceph, 16 writers | 10 |
 //! | `replay` | reading and verifying a full journal compared with a sequential read of its files | 0.7 |
-//! | `replay` | the same until everything is applied to a cache, which serves meanwhile | none |
+//! | `replay` | the same until everything is applied to a cache, which serves during that time | none |
 //!
 //! Writers are tasks, like the connections of a server; each thread polls its own.
 

@@ -27,7 +27,7 @@ use ffi::{Api, Handle, errno};
 /// A handle of librados that may be used and moved between threads.
 struct Shared(Handle);
 
-// SAFETY: librados's cluster and io handles may be used from any thread, by several at once
+// SAFETY: librados's cluster and io handles may be used from any thread, by several concurrently
 // (librados.h, "thread safety"); the one exception, changing an io handle's settings, happens
 // before it is shared.
 unsafe impl Send for Shared {}

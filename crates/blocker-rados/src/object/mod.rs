@@ -332,7 +332,7 @@ impl Core {
         self.run_once(|core| &core.is_refreshing, |core| core.pool().cluster.refresh());
     }
 
-    /// Runs `job` on the worker, unless a job with this flag is under way.
+    /// Runs `job` on the worker, unless a job with this flag is in progress.
     fn run_once(
         self: &Arc<Self>,
         flag: fn(&Self) -> &AtomicBool,

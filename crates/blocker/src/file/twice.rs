@@ -130,7 +130,7 @@ impl<T: PartialEq> Twice<T> {
 /// begins.
 ///
 /// On a full disk, content of one sector is written in place: a sector is written as a whole or not
-/// at all, and the other file stays unchanged meanwhile.
+/// at all, and the other file stays unchanged until then.
 ///
 /// # Errors
 /// The disk's errors; each file is then the old one or the new one.

@@ -71,7 +71,7 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A sole owner cannot gain a second one meanwhile. If two owners drop the buffer
+        // A sole owner cannot gain a second one here. If two owners drop the buffer
         // simultaneously, each sees two owners, and the buffer is freed instead of being kept.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
         // A thread that is ending does not keep buffers.

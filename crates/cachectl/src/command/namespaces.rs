@@ -31,12 +31,12 @@ pub(crate) enum Namespaces {
     ///
     /// Settings have the names of the configuration keys ([[objects.namespaces]]):
     /// quota_bytes_max=10GiB, store_requests_per_second_max=500, memory_weight=none. They are in
-    /// force at once, and last until the server restarts, or until it reloads a configuration in
+    /// force immediately, and last until the server restarts, or until it reloads a configuration in
     /// which this value of the namespace has changed: write them into the file to keep them. If
     /// --timeout passes before dirty data are stored, the exit code is not 0, and the rest is stored
     /// in the background.
     Set(Set),
-    /// Store all dirty data of a namespace. Clients can read and write meanwhile; the command does not
+    /// Store all dirty data of a namespace. Clients are not interrupted; the command does not
     /// wait for what they write after it has begun.
     ///
     /// The write mode stays as it is. If --timeout passes before the data are stored, the exit code is

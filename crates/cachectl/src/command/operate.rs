@@ -60,7 +60,7 @@ pub(crate) enum Cache {
     /// Detach the cache from the request path: all dirty data are stored, then requests go to the
     /// store.
     ///
-    /// Requests continue meanwhile, and none fails because of it. If --timeout passes first, the
+    /// Requests continue, and none fails because of this. If --timeout passes first, the
     /// exit code is not 0, and the detachment continues in the background: while the store is
     /// unavailable, the cache responds as before. `cache attach` reverts it at any time. The
     /// detachment lasts until the server restarts; a server with objects.attached = false starts

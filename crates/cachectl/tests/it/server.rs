@@ -116,7 +116,7 @@ fn a_directory_that_cannot_be_made_is_not_called_corrupt() {
 
 #[test]
 fn a_server_that_is_not_there_is_told_in_one_line() {
-    // A separate address, so that no other test's server gets the port meanwhile.
+    // A separate address, so that no other test's server gets the port in between.
     let gone = Host::at("127.0.0.94:0", ServerConfig::default());
     let address = gone.address.to_string();
     drop(gone);

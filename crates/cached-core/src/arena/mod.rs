@@ -59,9 +59,9 @@ pub(crate) struct ArenaConfig {
     pub(crate) bytes: usize,
     /// A power of two between [`REGION_BYTES_MIN`] and [`REGION_BYTES_MAX`].
     pub(crate) region_bytes: usize,
-    /// The number of regions that the byte-keyed store may hold at once.
+    /// The number of regions that the byte-keyed store may hold at a time.
     pub(crate) kv_regions_max: u32,
-    /// The number of regions that the object cache may hold at once.
+    /// The number of regions that the object cache may hold at a time.
     pub(crate) objects_regions_max: u32,
     /// Whether to ask the kernel for huge pages, on a best-effort basis.
     pub(crate) huge_pages: bool,

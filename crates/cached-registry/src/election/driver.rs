@@ -20,7 +20,7 @@ use crate::clock::BootClock;
 use crate::error::{Error, Result};
 use crate::registry::Registry;
 
-/// The outcome of a claim under way.
+/// The outcome of a claim in progress.
 pub type Claiming = Pin<Box<dyn Future<Output = Claimed> + Send>>;
 
 /// The maximum number of requests to step down that wait for the driver.

@@ -190,7 +190,7 @@ impl<S: Subject> World<S> {
         }
     }
 
-    /// Ends the operation under way. A write that has not landed may land later.
+    /// Ends the operation in progress. A write that has not taken effect may do so later.
     fn drop_flight(&mut self, node: usize) -> Option<S::Op> {
         let Flight { op, steps, began, .. } = self.hosts[node].flight.take()?;
         if S::STRAYS && S::is_write(&op) && steps == 0 && self.rng.random() {

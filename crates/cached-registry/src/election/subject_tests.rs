@@ -20,7 +20,7 @@ pub(super) trait Subject: Value {
     type Op: Value;
     type Place: Value;
     type Reply: Value;
-    /// Whether a write whose reply is lost may land later.
+    /// Whether a write whose reply is lost may take effect later.
     const STRAYS: bool;
 
     fn place(nodes: usize) -> Self::Place;
@@ -254,7 +254,7 @@ impl Store {
         }
     }
 
-    /// Returns whether a change by the leader of `epoch` lands.
+    /// Returns whether a change by the leader of `epoch` takes effect.
     pub(super) fn change(&self, epoch: Epoch) -> bool {
         let stamp = Stamp { epoch, sequence: 1 };
         let request = DeleteRequest::new(Self::object()).stamp(stamp);

@@ -117,7 +117,7 @@ impl PrefixCounts {
         match self.table.entry(prefix.into()) {
             dashmap::Entry::Vacant(entry) => count(&mut entry.insert(Counts::default())),
             dashmap::Entry::Occupied(mut entry) => {
-                // Another thread has inserted the prefix meanwhile.
+                // Another thread has inserted the prefix in the meantime.
                 self.len.fetch_sub(1, Ordering::Relaxed);
                 count(entry.get_mut());
             }

@@ -363,7 +363,7 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
                 match end {
                     End::Closed => return connection.send_goodbye().await,
                     End::Broken(error) => {
-                        // Another server may have taken over; if not, it refuses at once.
+                        // Another server may have taken over; if not, it refuses immediately.
                         if !connection.is_proven || shared.is_current(connection.instance) {
                             shared.leave(connection.server);
                         }

@@ -101,7 +101,7 @@ pub(crate) enum Volume {
         yes: bool,
     },
     /// Make a clone independent of its origin by copying the data that they share. The clone may be
-    /// in use meanwhile.
+    /// in use during that time.
     Flatten(Name),
     /// Delete a volume with its snapshots. Refused while connections use it. Clones keep their data.
     Delete {
@@ -133,7 +133,7 @@ pub(crate) enum Volume {
         #[arg(long, value_name = "SNAPSHOT", value_parser = snapshot_name)]
         from: Option<String>,
     },
-    /// Store everything that clients have written to a volume. They continue meanwhile.
+    /// Store everything that clients have written to a volume. They are not interrupted.
     Flush(Name),
     /// Store all data of a volume and detach it, so that another host may attach it. Refused while
     /// connections use it.

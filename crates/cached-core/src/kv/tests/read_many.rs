@@ -1,4 +1,4 @@
-//! Reads of several keys at once.
+//! Reads of several keys in one call.
 
 use super::{secs, store, value_of};
 use crate::kv::{Kv, KvConfig, Miss};

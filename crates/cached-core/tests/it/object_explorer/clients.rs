@@ -439,7 +439,7 @@ impl Environment {
     fn excuse(&self, error: &Error) -> Result<(), String> {
         let is_excused = match error {
             Error::Retryable(_) | Error::NotStored(_) | Error::OutcomeUnknown(_) | Error::OutOfSpace(_) => {
-                // A flush is retried if another client has removed the object meanwhile.
+                // A flush is retried if another client has removed the object since.
                 let is_gone = self.profile.another_deletes && matches!(error, Error::NotStored(_));
                 !self.is_faultless() || is_gone
             }

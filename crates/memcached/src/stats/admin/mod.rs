@@ -95,7 +95,7 @@ fn add_flush_route(admin: &AdminServer, shared: &Arc<Shared>) {
         let shared = shared.clone();
         async move {
             // With a memory file, this takes as long as sweeping all items; the listener must serve
-            // other requests meanwhile.
+            // other requests during that time.
             let flushed = tokio::task::spawn_blocking(move || flush_prefix(&shared, &request)).await;
             flushed.unwrap_or_else(|error| Response::failure(500, format_args!("flushing failed: {error}")))
         }
