@@ -23,7 +23,7 @@ impl Callgrind {
     /// Returns the tool of `valgrind`, a path or a name to look up in `PATH`.
     ///
     /// # Errors
-    /// If the tool does not exist.
+    /// Fails if the tool does not exist.
     pub fn find(valgrind: &Path) -> Result<Self> {
         Ok(Self { valgrind: find_program(valgrind, "install valgrind, or give its path")? })
     }
@@ -32,7 +32,7 @@ impl Callgrind {
     /// start to end.
     ///
     /// # Errors
-    /// If the run fails, or nothing was counted.
+    /// Returns an error if the run fails, or nothing was counted.
     pub fn of_this_program(&self, arguments: &[impl AsRef<OsStr>]) -> Result<u64> {
         let directory = tempfile::tempdir().context("a directory for callgrind's output")?;
         let output = directory.path().join("callgrind.out");

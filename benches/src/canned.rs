@@ -183,7 +183,7 @@ impl Client {
 /// Serves `address` until the process is ended.
 ///
 /// # Errors
-/// If the server cannot listen, or epoll fails. An error of a connection closes only that
+/// Fails if the server cannot listen, or epoll fails. An error of a connection closes only that
 /// connection.
 pub fn serve(address: SocketAddr, replies: &Replies) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("listening on {address}"))?;
@@ -193,7 +193,7 @@ pub fn serve(address: SocketAddr, replies: &Replies) -> Result<()> {
 /// Does the same as [`serve`] on a socket that is already listening.
 ///
 /// # Errors
-/// If epoll fails.
+/// Returns an error if epoll fails.
 pub fn serve_on(listener: &TcpListener, replies: &Replies) -> Result<()> {
     listener.set_nonblocking(true)?;
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;

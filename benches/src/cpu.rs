@@ -31,7 +31,7 @@ pub fn restrict_current_thread(cpus: &[usize]) -> io::Result<()> {
 /// Returns the cores that this process may use, in ascending order.
 ///
 /// # Errors
-/// The kernel's error.
+/// Returns the kernel's error.
 pub fn usable_cpus() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 /// this extension.
 ///
 /// # Errors
-/// If the file cannot be read, or does not have the format of its extension.
+/// Fails if the file cannot be read, or does not have the format of its extension.
 pub fn read_plain_or_zst(path: &Path) -> Result<(String, Vec<u8>)> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut file = BufReader::new(File::open(path).with_context(|| format!("opening {}", path.display()))?);

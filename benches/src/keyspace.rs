@@ -64,7 +64,7 @@ impl KeySpace {
     /// Returns keys with the indexes `first..first + count`; `salt` determines sizes and contents.
     ///
     /// # Errors
-    /// If there are no keys, a key is too short for its index, or a size exceeds memcached's
+    /// Fails if there are no keys, a key is too short for its index, or a size exceeds memcached's
     /// limits.
     pub fn new(first: u64, count: u64, key_bytes: usize, value_bytes: ValueBytes, salt: u64) -> Result<Self> {
         ensure!(count > 0, "a load needs at least one key");

@@ -22,7 +22,7 @@ impl CpuClock {
     /// Opens the clock of process `pid`.
     ///
     /// # Errors
-    /// If the process does not exist.
+    /// Fails if the process does not exist.
     pub fn of(pid: u32) -> Result<Self> {
         let mut clock_id = 0;
         let pid_raw = libc::pid_t::try_from(pid).context("a process id")?;
@@ -43,7 +43,7 @@ impl CpuClock {
     /// Returns the CPU time that all threads have used so far, in user and kernel mode.
     ///
     /// # Errors
-    /// If the process has ended.
+    /// Fails if the process has ended.
     pub fn now_ns(self) -> Result<u64> {
         let mut time = MaybeUninit::<libc::timespec>::uninit();
         // SAFETY: `time` is a valid place for one timespec; it is read only after the call has filled it.
@@ -71,7 +71,7 @@ impl Resident {
     /// lag by some pages per thread).
     ///
     /// # Errors
-    /// If the process does not exist.
+    /// Fails if the process does not exist.
     pub fn of(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/status");
         let status = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;

@@ -115,7 +115,7 @@ impl Scenario {
     /// Returns the load on `target`, in a closed loop.
     ///
     /// # Errors
-    /// If keys and sizes are inconsistent.
+    /// Fails if keys and sizes are inconsistent.
     pub fn load(
         &self,
         target: Target,

@@ -73,7 +73,7 @@ impl ServerSpec {
     /// Returns the same server with TLS.
     ///
     /// # Errors
-    /// If no certificate can be created.
+    /// Fails if no certificate can be created.
     pub fn with_tls(&self) -> Result<Self> {
         let mut spec = Self { is_tls: true, ..self.clone() };
         spec.extra.extend(tls::server_flags()?.into_iter().map(OsString::from));
@@ -83,8 +83,8 @@ impl ServerSpec {
     /// Starts the server on a free loopback port and waits until it responds.
     ///
     /// # Errors
-    /// If the server cannot be started, exits immediately (the error contains its messages), or
-    /// does not respond in time.
+    /// Fails if the server cannot be started, exits immediately (the error contains its messages),
+    /// or does not respond in time.
     pub fn start(&self) -> Result<Server> {
         let address = free_address().context("looking for a free port")?;
         let mut words: Vec<OsString> = self.wrapper.clone();
@@ -169,7 +169,7 @@ impl Server {
     /// Returns a new connection for commands.
     ///
     /// # Errors
-    /// If the server does not accept the connection.
+    /// Fails if the server does not accept the connection.
     pub fn client(&self) -> Result<TextClient> {
         TextClient::connect(&self.target()).with_context(|| format!("connecting to {}", self.name))
     }
@@ -177,7 +177,7 @@ impl Server {
     /// Ends the server by SIGTERM, and kills it if it has not exited after thirty seconds.
     ///
     /// # Errors
-    /// If the server had to be killed.
+    /// Fails if the server had to be killed.
     pub fn stop(mut self) -> Result<ExitStatus> {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::TERM).with_context(|| format!("ending {}", self.name))?;
@@ -255,7 +255,7 @@ pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
 /// could otherwise take it before the program does. Calls in one process return different ports.
 ///
 /// # Errors
-/// If no port is free.
+/// Fails if no port is free.
 pub fn free_address() -> io::Result<SocketAddr> {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -275,7 +275,7 @@ pub fn free_address() -> io::Result<SocketAddr> {
 /// Finds a program by its path, or by a plain name in PATH.
 ///
 /// # Errors
-/// If the program is missing; the hint is part of the message.
+/// Fails if the program is missing; the hint is part of the message.
 pub fn find_program(name: &Path, hint: &str) -> Result<PathBuf> {
     if name.components().count() > 1 {
         return match name.is_file() {
@@ -293,7 +293,7 @@ pub fn find_program(name: &Path, hint: &str) -> Result<PathBuf> {
 /// Returns this workspace's release binary of `cached`, which is built first unless `is_built`.
 ///
 /// # Errors
-/// If the binary cannot be built, or is missing.
+/// Fails if the binary cannot be built, or is missing.
 pub fn workspace_cached(is_built: bool) -> Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let profile_directory = own.parent().context("this program lies in no directory")?;

@@ -23,7 +23,7 @@ impl TextClient {
     /// Connects.
     ///
     /// # Errors
-    /// If no server listens at the address.
+    /// Fails if no server listens at the address.
     pub fn connect(target: &Target) -> Result<Self> {
         let stream = Stream::connect(target)?;
         stream.set_wait_limit(REPLY_LIMIT)?;
@@ -33,7 +33,7 @@ impl TextClient {
     /// Returns the text after `VERSION`.
     ///
     /// # Errors
-    /// If the reply is different or missing.
+    /// Fails if the reply is different or missing.
     pub fn version(&mut self) -> Result<String> {
         let line = self.ask("version")?;
         line.strip_prefix("VERSION ")
@@ -44,7 +44,7 @@ impl TextClient {
     /// Returns the name and value of every line of `stats`.
     ///
     /// # Errors
-    /// If the reply is different or missing.
+    /// Fails if the reply is different or missing.
     pub fn stats(&mut self) -> Result<BTreeMap<String, String>> {
         let mut stats = BTreeMap::new();
         let mut line = self.ask("stats")?;
@@ -62,7 +62,7 @@ impl TextClient {
     /// Returns a number in `stats`.
     ///
     /// # Errors
-    /// If the statistic does not exist, or its value is not a number.
+    /// Fails if the statistic does not exist, or its value is not a number.
     pub fn stat(&mut self, name: &str) -> Result<u64> {
         let stats = self.stats()?;
         let value = stats.get(name).with_context(|| format!("`stats` has no `{name}`"))?;

@@ -54,7 +54,7 @@ fn make() -> Result<Certificate> {
 /// Returns the flags of a server with TLS.
 ///
 /// # Errors
-/// If the certificate cannot be created.
+/// Fails if the certificate cannot be created.
 pub fn server_flags() -> Result<Vec<String>> {
     let dir = certificate()?.dir.path().to_owned();
     let path = |name: &str| -> PathBuf { dir.join(name) };
@@ -79,7 +79,7 @@ impl TlsStream {
     /// Connects in blocking mode, and completes the handshake.
     ///
     /// # Errors
-    /// The connection error, or the reason why the handshake failed.
+    /// Returns the connection error, or the reason why the handshake failed.
     pub fn connect(address: &SocketAddr) -> io::Result<Self> {
         let config = certificate().map_err(io::Error::other)?.client.clone();
         let mut tcp = TcpStream::connect_timeout(address, CONNECT_LIMIT)?;
@@ -159,7 +159,7 @@ impl AsFd for TlsStream {
 /// Opens this many connections, one after the other, and requests the version through each of them.
 ///
 /// # Errors
-/// If one of the connections fails.
+/// Returns an error if one of the connections fails.
 pub fn connect_many(address: &SocketAddr, count: usize) -> Result<Vec<TlsStream>> {
     let connect = |_| -> Result<TlsStream> {
         let mut stream = TlsStream::connect(address).context("a handshake")?;

@@ -20,7 +20,7 @@ impl Zipf {
     /// Returns a sampler over `count` ranks.
     ///
     /// # Panics
-    /// If `count` is 0, or `exponent` is not a positive finite number.
+    /// Panics if `count` is 0, or `exponent` is not a positive finite number.
     pub fn new(count: u64, exponent: f64) -> Self {
         assert!(count > 0, "a Zipf distribution needs at least one rank");
         assert!(exponent.is_finite() && exponent > 0.0, "the Zipf exponent must be positive");

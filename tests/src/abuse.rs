@@ -24,7 +24,7 @@ impl Witness {
     /// Requests the item, and measures the time until the reply.
     ///
     /// # Panics
-    /// If the reply is wrong or late.
+    /// Panics if the reply is wrong or late.
     pub fn check(&mut self, during: &str) {
         let start = Instant::now();
         self.conn.send(b"get witness\r\n");
@@ -90,7 +90,7 @@ impl Memory {
     /// growth.
     ///
     /// # Panics
-    /// If the memory has grown by more.
+    /// Panics if the memory has grown by more.
     pub fn assert_grew_at_most(&self, server: &impl Resident, limit_mib: u64, test: &str) {
         let now = server.rss_kib().saturating_sub(self.before_kib);
         let peak = server.rss_peak_kib().saturating_sub(self.before_kib);

@@ -60,7 +60,8 @@ impl Browser {
     /// Starts the browser. Returns `None`, with a message, if it is not installed.
     ///
     /// # Panics
-    /// If the browser does not start. With `CACHED_REQUIRE_ALL=1`, also if it is not installed.
+    /// Panics if the browser does not start. With `CACHED_REQUIRE_ALL=1`, also if it is not
+    /// installed.
     pub fn start(test: &str) -> Option<Browser> {
         let Some(program) = find_program("chromium") else {
             skip(test, "chromium is not installed");
@@ -143,7 +144,7 @@ impl Browser {
     /// Calls a method of the DevTools protocol and returns its result.
     ///
     /// # Panics
-    /// If the call fails, or takes too long.
+    /// Panics if the call fails, or takes too long.
     pub fn call(&mut self, method: &str, parameters: Value) -> Value {
         self.try_call(method, parameters).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
@@ -214,7 +215,7 @@ impl Browser {
     /// Runs a script in the page and returns its value. If the value is a promise, waits for it.
     ///
     /// # Panics
-    /// If the script throws.
+    /// Panics if the script throws.
     pub fn evaluate(&mut self, script: &str) -> Value {
         self.try_evaluate(script).unwrap_or_else(|error| panic!("Runtime.evaluate: {error}"))
     }
@@ -238,7 +239,7 @@ impl Browser {
     /// Waits until a condition, a JavaScript expression, is fulfilled.
     ///
     /// # Panics
-    /// If the condition is not fulfilled in time, with the page's text.
+    /// Panics if the condition is not fulfilled in time, with the page's text.
     pub fn wait_for(&mut self, condition: &str) {
         let deadline = Instant::now() + DEADLINE;
         let script = format!("Boolean({condition})");

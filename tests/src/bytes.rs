@@ -32,7 +32,7 @@ pub fn escape(bytes: &[u8]) -> String {
 /// Returns the bytes of an escaped text.
 ///
 /// # Errors
-/// A message that names the invalid escape.
+/// Returns a message that names the invalid escape.
 pub fn unescape(text: &str) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -61,7 +61,7 @@ pub fn unescape(text: &str) -> Result<Vec<u8>, String> {
 /// Decodes hexadecimal digits; blanks between them are allowed.
 ///
 /// # Errors
-/// A message that names the invalid digit.
+/// Returns a message that names the invalid digit.
 pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     if !digits.len().is_multiple_of(2) {
@@ -77,7 +77,7 @@ pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
 /// Decodes standard base64, as the recorded vectors use it.
 ///
 /// # Errors
-/// A message that names the invalid character.
+/// Returns a message that names the invalid character.
 pub fn from_base64(text: &str) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut bits_count) = (0u32, 0);

@@ -19,7 +19,7 @@ impl Cluster {
     /// `test` is skipped.
     ///
     /// # Panics
-    /// If the cluster does not start.
+    /// Panics if the cluster does not start.
     pub fn up(test: &str, parent: &Path) -> Option<Self> {
         Self::up_on("bluestore", test, parent)
     }
@@ -28,7 +28,7 @@ impl Cluster {
     /// that kill no daemon.
     ///
     /// # Panics
-    /// If the cluster does not start.
+    /// Panics if the cluster does not start.
     pub fn in_memory(test: &str, parent: &Path) -> Option<Self> {
         Self::up_on("memstore", test, parent)
     }
@@ -62,7 +62,7 @@ impl Cluster {
     /// Runs `ceph-dev` with a command for this cluster.
     ///
     /// # Panics
-    /// If the command fails.
+    /// Panics if the command fails.
     pub fn dev(&self, command: &str, arguments: &[&str]) {
         self.try_dev(command, arguments).unwrap_or_else(|problem| panic!("{problem}"));
     }

@@ -42,7 +42,7 @@ impl Run {
 /// Returns the full path of a program, because servers run in directories of their own.
 ///
 /// # Errors
-/// If the program does not exist.
+/// Fails if the program does not exist.
 pub fn full_path(path: &str) -> Result<PathBuf, String> {
     std::fs::canonicalize(path).map_err(|error| error.to_string())
 }

@@ -41,7 +41,7 @@ impl Conn {
     /// Connects.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Returns the error of the operating system.
     pub fn open(address: &Address) -> std::io::Result<Self> {
         let stream = match address {
             Address::Tcp(address) => {
@@ -59,7 +59,7 @@ impl Conn {
     /// a stream.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Returns the error of the operating system.
     pub fn datagrams(address: SocketAddr) -> std::io::Result<Self> {
         UdpClient::connect(address).map(Stream::Udp).map(Self::over)
     }
@@ -72,7 +72,7 @@ impl Conn {
     /// the reply.
     ///
     /// # Panics
-    /// If the server accepts no more bytes before the deadline.
+    /// Panics if the server accepts no more bytes before the deadline.
     pub fn send(&mut self, bytes: &[u8]) {
         self.keep_sent(bytes);
         self.write(bytes);
@@ -182,7 +182,7 @@ impl Conn {
     /// Reads one line, or nothing if the server closes before a line has begun.
     ///
     /// # Panics
-    /// If the server closes within a line.
+    /// Panics if the server closes within a line.
     pub fn try_read_line(&mut self) -> Option<Vec<u8>> {
         let deadline = Instant::now() + DEADLINE;
         while !self.received.contains(&b'\n') {
@@ -237,7 +237,7 @@ impl Conn {
     /// Reads to the end of the stream and returns all of it.
     ///
     /// # Panics
-    /// If the server does not close before the deadline.
+    /// Panics if the server does not close before the deadline.
     pub fn read_to_end(&mut self) -> Vec<u8> {
         let deadline = Instant::now() + DEADLINE;
         while self.fill(deadline) {}

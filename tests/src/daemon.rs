@@ -22,7 +22,7 @@ pub type Environment = Vec<(&'static str, PathBuf)>;
 /// Waits until `get` returns something, and returns it.
 ///
 /// # Panics
-/// If `get` returns nothing within [`DEADLINE`].
+/// Panics if `get` returns nothing within [`DEADLINE`].
 pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -37,7 +37,7 @@ pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
 /// Writes a file with a secret, which only this user can read.
 ///
 /// # Panics
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 pub fn write_secret(path: &Path, text: &str) {
     std::fs::write(path, text).expect("a file");
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).expect("its mode");
@@ -61,7 +61,7 @@ impl Daemon {
     /// configuration for the program's directory; the admin listener is added.
     ///
     /// # Panics
-    /// If the program does not start. The message contains its log.
+    /// Panics if the program does not start. The message contains its log.
     pub fn start(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         Daemon::start_in(Environment::new(), program, configuration)
     }
@@ -93,7 +93,7 @@ impl Daemon {
     /// Ends the program by a signal, and starts it again in its directory.
     ///
     /// # Panics
-    /// If the program does not end, or does not start.
+    /// Panics if the program does not end, or does not start.
     pub fn restart(self, program: &str, signal: i32) -> Daemon {
         self.signal(signal);
         let mut ended = self;
@@ -109,7 +109,7 @@ impl Daemon {
     /// Starts a program like [`start`](Self::start), but waits only for its admin listener.
     ///
     /// # Panics
-    /// If the program does not start. The message contains its log.
+    /// Panics if the program does not start. The message contains its log.
     pub fn spawn(program: &str, configuration: impl FnOnce(&str) -> String) -> Daemon {
         Daemon::spawn_in(Environment::new(), program, configuration)
     }
@@ -172,7 +172,7 @@ impl Daemon {
     /// first address after them.
     ///
     /// # Panics
-    /// If the log has no such line in time.
+    /// Panics if the log has no such line in time.
     pub fn announced(&self, words: &str) -> String {
         wait_for(words, || {
             let log = self.log();
@@ -206,7 +206,7 @@ impl Daemon {
     /// Returns a document of the admin listener, requested with the token.
     ///
     /// # Panics
-    /// If the document is not JSON.
+    /// Panics if the document is not JSON.
     pub fn json(&self, path: &str) -> serde_json::Value {
         let token = std::fs::read_to_string(self.path("token")).expect("a token");
         let header = format!("Authorization: Bearer {}\r\n", token.trim());
@@ -218,7 +218,7 @@ impl Daemon {
     /// Sends a POST with the token; returns the status and the body of the response, which is JSON.
     ///
     /// # Panics
-    /// If the response is not JSON.
+    /// Panics if the response is not JSON.
     pub fn post(&self, path: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
         let token = std::fs::read_to_string(self.path("token")).expect("a token");
         let header = format!("Authorization: Bearer {}\r\n", token.trim());
@@ -260,7 +260,7 @@ impl Daemon {
     /// Waits until the program exits; returns its status and log.
     ///
     /// # Panics
-    /// If the program does not end.
+    /// Panics if the program does not end.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let status = wait_for("the end", || self.child.try_wait().expect("a child"));
         (status, self.log())

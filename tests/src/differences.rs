@@ -15,7 +15,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Asserts that a difference is listed, and returns its name.
 ///
 /// # Panics
-/// If the difference is not listed.
+/// Panics if the difference is not listed.
 pub fn known(name: &str) -> &'static str {
     names().find(|known| *known == name).unwrap_or_else(|| panic!("{name} is not in DIFFERENCES.md"))
 }

@@ -10,7 +10,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// Sends a GET with these further header lines, each ended by CRLF; returns the status and the body.
 ///
 /// # Panics
-/// If the listener cannot be reached, or its response is not valid HTTP.
+/// Panics if the listener cannot be reached, or its response is not valid HTTP.
 pub fn get_with(address: &str, path: &str, headers: &str) -> (u16, String) {
     ask(address, &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n{headers}\r\n"))
 }
@@ -19,7 +19,7 @@ pub fn get_with(address: &str, path: &str, headers: &str) -> (u16, String) {
 /// and the body of the response.
 ///
 /// # Panics
-/// If [`get_with`] would panic.
+/// Panics if [`get_with`] would panic.
 pub fn post(address: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
     let length = body.len();
     ask(
@@ -46,7 +46,7 @@ fn ask(address: &str, request: &str) -> (u16, String) {
 /// Sends a GET; returns the status and the body.
 ///
 /// # Panics
-/// If [`get_with`] would panic.
+/// Panics if [`get_with`] would panic.
 pub fn get(address: &str, path: &str) -> (u16, String) {
     get_with(address, path, "")
 }

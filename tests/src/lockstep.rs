@@ -149,7 +149,7 @@ fn keys_by_opaque(sent: &[u8]) -> HashMap<u32, String> {
 /// Plays one sequence; returns the number of its requests.
 ///
 /// # Errors
-/// The first batch whose replies differ.
+/// Returns the first batch whose replies differ.
 pub fn play(play: &Play<'_>, kind: Kind, seed: u64) -> Result<u64, String> {
     let mut random = SmallRng::seed_from_u64(seed);
     let start = |program: &Program| Start::program(program.clone()).args(play.configuration.compared_args);

@@ -32,7 +32,8 @@ impl Disk {
     /// Connects to the server at a unix socket, and selects an export.
     ///
     /// # Errors
-    /// If the server cannot be reached, or closes the connection because the export does not exist.
+    /// Fails if the server cannot be reached, or closes the connection because the export does not
+    /// exist.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Disk> {
         let mut socket = UnixStream::connect(socket)?;
         socket.set_read_timeout(Some(DEADLINE))?;
@@ -57,7 +58,7 @@ impl Disk {
     /// Sets the time limit for replies.
     ///
     /// # Errors
-    /// If the system refuses the limit.
+    /// Fails if the system refuses the limit.
     pub fn set_deadline(&self, time: Duration) -> io::Result<()> {
         self.socket.set_read_timeout(Some(time))
     }
@@ -101,7 +102,7 @@ impl Disk {
     /// Reads a range.
     ///
     /// # Errors
-    /// If the server reports an error, or the connection fails.
+    /// Fails if the server reports an error, or the connection fails.
     pub fn read(&mut self, offset: u64, len_bytes: usize) -> io::Result<Vec<u8>> {
         let mut data = vec![0; len_bytes];
         self.ask((0, 0), offset, len_bytes, &[], &mut data)?;

@@ -15,7 +15,7 @@ pub fn require_all() -> bool {
 /// Prints that a test is skipped, bypassing the test runner's capture.
 ///
 /// # Panics
-/// If `CACHED_REQUIRE_ALL=1` is set.
+/// Panics if `CACHED_REQUIRE_ALL=1` is set.
 pub fn skip(test: &str, why: &str) {
     assert!(!require_all(), "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
     announce_skip(test, why);
@@ -53,8 +53,8 @@ pub fn kill_with_thread(command: &mut Command) {
 /// Runs a command to its end and returns its output.
 ///
 /// # Panics
-/// If the command cannot be started, or is still running at the deadline. In the latter case it is
-/// killed together with its descendants.
+/// Panics if the command cannot be started, or is still running at the deadline. In the latter case
+/// it is killed together with its descendants.
 pub fn run(command: &mut Command, deadline: Duration) -> Output {
     try_run(command, deadline).unwrap_or_else(|problem| panic!("{problem}"))
 }
@@ -63,7 +63,7 @@ pub fn run(command: &mut Command, deadline: Duration) -> Output {
 /// networks and registries are sometimes unavailable.
 ///
 /// # Errors
-/// The output of the last attempt.
+/// Returns the output of the last attempt.
 pub fn fetch(command: &mut Command, deadline: Duration) -> Result<(), String> {
     const ATTEMPTS: u32 = 4;
     let mut attempt = 1;

@@ -124,7 +124,7 @@ pub fn blocks(page: &str) -> impl Iterator<Item = (&str, &str)> {
 /// Returns the steps of a page's examples.
 ///
 /// # Panics
-/// If an example does not begin with a command.
+/// Panics if an example does not begin with a command.
 #[must_use]
 pub fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
@@ -170,7 +170,7 @@ fn unshare() -> Command {
 /// the test is skipped.
 ///
 /// # Panics
-/// With `CACHED_REQUIRE_ALL=1`, if the test would be skipped.
+/// Panics with `CACHED_REQUIRE_ALL=1` if the test would be skipped.
 #[must_use]
 pub fn can_run(test: &str, programs: &[&str]) -> bool {
     if let Some(missing) = programs.iter().find(|program| find_program(program).is_none()) {
@@ -187,7 +187,7 @@ pub fn can_run(test: &str, programs: &[&str]) -> bool {
 /// Creates the directories of a shell at `place`: `clone`, `programs` and those of [`PLACES`].
 ///
 /// # Panics
-/// If the directories cannot be created.
+/// Panics if the directories cannot be created.
 pub fn make_directories(place: &Path) {
     for directory in ["clone", "programs"].into_iter().chain(PLACES.map(|place| &place[1..])) {
         fs::create_dir_all(place.join(directory)).expect("a directory");
@@ -209,7 +209,7 @@ impl Shell {
     /// Starts a shell in the directory `clone` of `place`. `path` is its `PATH`.
     ///
     /// # Panics
-    /// If the shell cannot be started.
+    /// Panics if the shell cannot be started.
     #[must_use]
     pub fn start(place: &Path, path: &str) -> Shell {
         let notify = place.join("notify");
@@ -240,7 +240,7 @@ impl Shell {
     /// server in the background, waits until the server is ready.
     ///
     /// # Panics
-    /// If the shell ends, or the server is not ready in time.
+    /// Panics if the shell ends, or the server is not ready in time.
     pub fn run(&mut self, command: &str) -> (String, Vec<String>) {
         let server = without_comment(command).strip_suffix('&');
         // The server's log lines must not be mistaken for a later command's output.
@@ -270,7 +270,7 @@ impl Shell {
     /// another one.
     ///
     /// # Panics
-    /// If the server takes too long.
+    /// Panics if the server takes too long.
     pub fn wait_for_start(&self, command: &str) {
         let mut message = [0; 4096];
         loop {

@@ -41,7 +41,7 @@ pub struct Host {
 /// Starts a `synapsed` on files, the store of a pair.
 ///
 /// # Panics
-/// If the store's server does not start.
+/// Panics if the store's server does not start.
 #[must_use]
 pub fn store() -> Daemon {
     Daemon::start("synapsed", |place| {
@@ -64,7 +64,7 @@ impl Pair {
     /// one of them leads.
     ///
     /// # Panics
-    /// If the hosts do not start, or none of them leads.
+    /// Panics if the hosts do not start, or none of them leads.
     #[must_use]
     pub fn start(lease_secs: u64, backend: &str, registry: &str, objects: &str) -> Pair {
         let host = |_| Host { backend: backend.into(), registry: registry.into(), ..Host::default() };
@@ -75,7 +75,7 @@ impl Pair {
     /// `host` returns it.
     ///
     /// # Panics
-    /// If the hosts do not start, or none of them leads.
+    /// Panics if the hosts do not start, or none of them leads.
     #[must_use]
     pub fn start_each(
         program: &'static str,
@@ -119,7 +119,7 @@ impl Pair {
     /// Returns a host.
     ///
     /// # Panics
-    /// If the host does not run.
+    /// Panics if the host does not run.
     #[must_use]
     pub fn host(&self, host: usize) -> &Daemon {
         self.hosts[host].as_ref().expect("the host runs")
@@ -128,7 +128,7 @@ impl Pair {
     /// Waits until a host leads and serves objects; returns its number.
     ///
     /// # Panics
-    /// If no host leads in time.
+    /// Panics if no host leads in time.
     pub fn leader(&self) -> usize {
         wait_for("a leader", || (0..2).find(|host| self.serves(*host)))
     }
@@ -136,7 +136,7 @@ impl Pair {
     /// Waits until this host leads and serves objects.
     ///
     /// # Panics
-    /// If the host does not lead in time.
+    /// Panics if the host does not lead in time.
     pub fn wait_for_leader(&self, host: usize) {
         wait_for(&format!("{} leads", NODES[host]), || self.serves(host).then_some(()));
     }
@@ -165,7 +165,7 @@ impl Pair {
     /// Ends a host by a signal, and starts it again.
     ///
     /// # Panics
-    /// If the host does not exit, or does not start again.
+    /// Panics if the host does not exit, or does not start again.
     pub fn restart(&mut self, host: usize, signal: i32) {
         let daemon = self.hosts[host].take().expect("the host runs");
         self.hosts[host] = Some(daemon.restart(self.program, signal));
@@ -174,7 +174,7 @@ impl Pair {
     /// Returns a client that connects only to this host, and not to the other one.
     ///
     /// # Panics
-    /// If the client cannot be created.
+    /// Panics if the client cannot be created.
     #[must_use]
     pub fn client(&self, host: usize) -> Client {
         let mut config = object_client::config(Address::Tcp(self.addresses[host].to_string()));
@@ -202,7 +202,7 @@ impl Client {
     /// Writes the whole of a small object.
     ///
     /// # Errors
-    /// The errors of the contract.
+    /// Returns the errors of the contract.
     pub fn write(&self, object: &str, bytes: &[u8]) -> Result<(), Error> {
         let object: ObjectId = object.parse().expect("an object");
         block_on(self.0.write(WriteRequest::new(object, 0, bytes.to_vec()))).map(drop)
@@ -211,7 +211,7 @@ impl Client {
     /// Flushes everything: all earlier writes are then stored.
     ///
     /// # Errors
-    /// The errors of the contract.
+    /// Returns the errors of the contract.
     pub fn flush(&self) -> Result<(), Error> {
         block_on(self.0.flush(FlushRequest::new(Scope::All))).map(drop)
     }
@@ -219,7 +219,7 @@ impl Client {
     /// Returns the content of a small object; `None` if it does not exist.
     ///
     /// # Errors
-    /// The errors of the contract.
+    /// Returns the errors of the contract.
     pub fn read(&self, object: &str) -> Result<Option<Vec<u8>>, Error> {
         let object: ObjectId = object.parse().expect("an object");
         match block_on(self.0.read(ReadRequest::new(object, 0, 1 << 16))) {

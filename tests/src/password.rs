@@ -15,7 +15,7 @@ const OPAQUE: u32 = 0x0a07_0a07;
 /// Returns the password file, which all servers of this process share.
 ///
 /// # Panics
-/// If the file cannot be written.
+/// Panics if the file cannot be written.
 pub fn file() -> &'static Path {
     static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = FILE.get_or_init(|| {

@@ -26,7 +26,7 @@ impl Shape {
     /// Returns the shape with this name.
     ///
     /// # Errors
-    /// A message that names the unknown shape.
+    /// Returns a message that names the unknown shape.
     pub fn named(name: &str) -> Result<Self, String> {
         match name {
             "whole" => Ok(Self::Whole),
@@ -54,7 +54,7 @@ impl Wire {
     /// Returns the wire with this name.
     ///
     /// # Errors
-    /// A message that names the unknown wire.
+    /// Returns a message that names the unknown wire.
     pub fn named(name: &str) -> Result<Self, String> {
         match name {
             "tls" => Ok(Self::Tls),

@@ -40,7 +40,7 @@ impl Program {
     /// Returns the server under test; the first call may build it.
     ///
     /// # Panics
-    /// If the build fails, which is attempted once.
+    /// Panics if the build fails, which is attempted once.
     pub fn under_test() -> &'static Self {
         static PROGRAM: OnceLock<Program> = OnceLock::new();
         PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
@@ -59,7 +59,7 @@ pub fn repository() -> &'static Path {
 /// directory in which the first call builds this workspace's programs.
 ///
 /// # Panics
-/// If the build fails, which is attempted once.
+/// Panics if the build fails, which is attempted once.
 pub fn workspace_programs() -> &'static Path {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| match std::env::var_os("CACHED_TEST_PROGRAMS") {

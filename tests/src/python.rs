@@ -12,7 +12,7 @@ const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 /// the environment exists. Returns the directory of its programs.
 ///
 /// # Errors
-/// The reason why there is no environment: missing Python, or the installer's output.
+/// Returns the reason why there is no environment: missing Python, or the installer's output.
 pub fn install(environment: &Path, requirements: &Path) -> Result<PathBuf, String> {
     // Concurrent tests, also those of other processes, may need the same environment, and all need
     // pip.

@@ -11,7 +11,7 @@ use crate::program::repository;
 /// line, and a line may lack its metric only if it `may_be_absent`.
 ///
 /// # Panics
-/// If they differ. The message contains the lines that the reference lacks.
+/// Panics if they differ. The message contains the lines that the reference lacks.
 pub fn compare(scrape: &str, meant: impl Fn(&str) -> bool, may_be_absent: impl Fn(&str) -> bool) {
     let text = std::fs::read_to_string(repository().join("docs/metrics.md")).expect("docs/metrics.md");
     let name_of = |line: &str| Some(line.strip_prefix("| `")?.split(['`', '{']).next()?.to_owned());

@@ -104,7 +104,7 @@ pub struct Fields {
 /// Reads all cases of a script.
 ///
 /// # Errors
-/// A message that names file and line.
+/// Returns a message that names file and line.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, String> {
     let mut cases: Vec<Case> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -229,7 +229,7 @@ impl Template {
     /// Returns the bytes with captured numbers filled in.
     ///
     /// # Panics
-    /// If the template contains a wildcard.
+    /// Panics if the template contains a wildcard.
     pub fn bytes(&self, captures: &Captures) -> Vec<u8> {
         match self.pattern(captures).0.as_slice() {
             [] => Vec::new(),

@@ -108,7 +108,7 @@ impl Start {
     /// Starts the server and waits until it listens and has printed that it serves.
     ///
     /// # Panics
-    /// If the server does not start. The message contains its output.
+    /// Panics if the server does not start. The message contains its output.
     pub fn start(self) -> Server {
         // Another process may take the port between the search and the server's bind.
         for _attempt in 0..10 {
@@ -123,7 +123,7 @@ impl Start {
     /// errors.
     ///
     /// # Panics
-    /// If the server does not exit.
+    /// Panics if the server does not exit.
     pub fn run_to_exit(self) -> (ExitStatus, String) {
         let args = as_root_args();
         self.run_with(args)
@@ -132,7 +132,7 @@ impl Start {
     /// Like [`run_to_exit`](Self::run_to_exit), but without naming a user.
     ///
     /// # Panics
-    /// If the server does not exit.
+    /// Panics if the server does not exit.
     pub fn run_to_exit_as_given(self) -> (ExitStatus, String) {
         self.run_with(&[])
     }
@@ -208,7 +208,7 @@ impl Server {
     /// Returns the address of the server's UDP socket.
     ///
     /// # Panics
-    /// If the server has no UDP socket.
+    /// Panics if the server has no UDP socket.
     pub fn udp_address(&self) -> SocketAddr {
         let mut conn = self.connect();
         conn.send(b"stats conns\r\n");
@@ -220,7 +220,7 @@ impl Server {
     /// Returns the TCP port.
     ///
     /// # Panics
-    /// If the server listens on a unix socket.
+    /// Panics if the server listens on a unix socket.
     pub fn port(&self) -> u16 {
         match &self.address {
             Address::Tcp(address) | Address::Tls(address, _) => address.port(),
@@ -288,7 +288,7 @@ impl Server {
     /// Waits until the process exits by itself.
     ///
     /// # Panics
-    /// If the process does not end in time.
+    /// Panics if the process does not end in time.
     pub fn wait_exit(&mut self) -> ExitStatus {
         wait_for_exit(&mut self.child).unwrap_or_else(|| panic!("no exit in time; log:\n{}", self.log_tail()))
     }
@@ -296,7 +296,7 @@ impl Server {
     /// Waits until the log contains these words.
     ///
     /// # Panics
-    /// If the words are not logged in time, with the log.
+    /// Panics if the words are not logged in time, with the log.
     pub fn wait_until_logged(&self, words: &str) {
         let deadline = Instant::now() + START_STOP_DEADLINE;
         while !self.log().contains(words) {
@@ -391,7 +391,7 @@ pub(crate) fn is_root() -> bool {
 /// program does. Calls in one process return different ports.
 ///
 /// # Panics
-/// If all ports are in use.
+/// Panics if all ports are in use.
 pub fn free_port() -> SocketAddr {
     const PORTS: std::ops::Range<u32> = 10_000..20_000;
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -415,7 +415,7 @@ pub fn free_port() -> SocketAddr {
 /// the program has exited, as it does if another program has taken the port in the meantime.
 ///
 /// # Panics
-/// If no attempt succeeds.
+/// Panics if no attempt succeeds.
 pub fn bring_up<T>(what: &str, mut attempt: impl FnMut(u16) -> Option<T>) -> T {
     const ATTEMPTS: usize = 5;
     let mut attempts = (0..ATTEMPTS).filter_map(|_| attempt(free_port().port()));
@@ -426,7 +426,7 @@ pub fn bring_up<T>(what: &str, mut attempt: impl FnMut(u16) -> Option<T>) -> T {
 /// which case another program may have the port.
 ///
 /// # Panics
-/// If the program neither listens nor exits in time.
+/// Panics if the program neither listens nor exits in time.
 pub fn is_up(child: &mut Child, port: u16) -> bool {
     let mut lives = || child.try_wait().expect("the state of a child").is_none();
     let deadline = Instant::now() + DEADLINE;

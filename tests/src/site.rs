@@ -86,7 +86,7 @@ impl Site {
     /// `[objects]`, `journal` of `[objects.journal]`, `tables` further tables.
     ///
     /// # Panics
-    /// If the file cannot be written.
+    /// Panics if the file cannot be written.
     pub fn configure(&self, age_ms: u64, objects: &str, journal: &str, tables: &str) {
         let create = if self.creates_journal { "create = true\n" } else { "" };
         let objects = format!(
@@ -115,7 +115,7 @@ impl Site {
     /// Starts the program, without waiting until it listens.
     ///
     /// # Panics
-    /// If the program cannot be started.
+    /// Panics if the program cannot be started.
     pub fn spawn(&self) -> Running {
         // The socket of the previous process must not be mistaken for that of this one.
         let _ = std::fs::remove_file(self.path("socket"));
@@ -139,7 +139,7 @@ impl Site {
     /// Starts the program, and waits until it listens.
     ///
     /// # Panics
-    /// If the program exits, or takes too long.
+    /// Panics if the program exits, or takes too long.
     pub fn start(&self) -> Running {
         let mut running = self.spawn();
         wait_for("the listener", || {
@@ -155,7 +155,8 @@ impl Site {
     /// the reason.
     ///
     /// # Panics
-    /// If the program starts, takes too long, panics, or does not print exactly one such line.
+    /// Panics if the program starts, takes too long, panics, or does not print exactly one such
+    /// line.
     pub fn refused(&self) -> (i32, String) {
         let mut running = self.spawn();
         let mut status = None;
@@ -177,7 +178,7 @@ impl Site {
     /// Connects a client that gives up soon after the program has ended.
     ///
     /// # Panics
-    /// If the client cannot connect.
+    /// Panics if the client cannot connect.
     pub fn connect(&self) -> SynapseBlocker {
         let mut config = object_client::config(Address::Unix(self.path("socket")));
         config.reconnect_timeout = Duration::from_millis(50);
@@ -188,7 +189,7 @@ impl Site {
     /// Runs `cachectl`, and returns its exit status and output.
     ///
     /// # Panics
-    /// If `cachectl` cannot be run, or takes too long.
+    /// Panics if `cachectl` cannot be run, or takes too long.
     pub fn cachectl(&self, arguments: &[&str]) -> (i32, String) {
         let mut command = Command::new(workspace_programs().join("cachectl"));
         let output = crate::outside::run(command.args(arguments), DEADLINE);
@@ -202,7 +203,7 @@ impl Running {
     /// Returns the program's log since its start.
     ///
     /// # Panics
-    /// If the log cannot be read.
+    /// Panics if the log cannot be read.
     pub fn log(&self) -> String {
         let log = std::fs::read(&self.log).expect("the log");
         String::from_utf8_lossy(&log[self.log_begin..]).into_owned()
@@ -211,7 +212,7 @@ impl Running {
     /// Returns the exit status, if the program has ended.
     ///
     /// # Panics
-    /// If the status cannot be obtained.
+    /// Panics if the status cannot be obtained.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child")
     }
@@ -226,7 +227,7 @@ impl Running {
     /// Shuts the program down.
     ///
     /// # Panics
-    /// If the program does not end, or not with status 0.
+    /// Panics if the program does not end, or not with status 0.
     pub fn end(mut self) {
         let pid = libc::pid_t::try_from(self.child.id()).expect("a process id");
         // SAFETY: the process is our child, not yet waited for, so the PID is still its own.
@@ -249,7 +250,7 @@ impl Drop for Running {
 /// Waits until a condition holds.
 ///
 /// # Panics
-/// If the condition does not hold within [`DEADLINE`].
+/// Panics if the condition does not hold within [`DEADLINE`].
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     daemon::wait_for(what, || holds().then_some(()));
 }
@@ -257,7 +258,7 @@ pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 /// Returns a metric of a server, without decimals.
 ///
 /// # Panics
-/// If the metric does not exist, or the server cannot be queried.
+/// Panics if the metric does not exist, or the server cannot be queried.
 pub fn metric(client: &dyn Blocker, name: &str) -> u64 {
     let families = block_on(client.control().metrics()).expect("metrics");
     let pairs = render::pairs(&families);

@@ -84,7 +84,7 @@ impl Pass {
 /// Returns the committed list.
 ///
 /// # Panics
-/// If the list cannot be read.
+/// Panics if the list cannot be read.
 pub fn expected() -> Expected {
     toml::from_str(include_str!("../suite/expected.toml"))
         .unwrap_or_else(|err| panic!("expected.toml: {err}"))
@@ -225,7 +225,7 @@ impl Outcome {
 /// Runs one file in a pass. Files that run concurrently must have different `number`s.
 ///
 /// # Panics
-/// If Perl cannot be run.
+/// Panics if Perl cannot be run.
 pub fn run(source: &Path, file: &str, pass: Pass, number: u32, program: &Program) -> Outcome {
     let build = build_folder(source, program).expect("a folder that looks like memcached's build");
     let folder = build.path();

@@ -33,7 +33,7 @@ impl Certificates {
     /// Returns an authority (`ca.pem`) and a server certificate (`server.pem`, `server.key`).
     ///
     /// # Panics
-    /// If the files cannot be written.
+    /// Panics if the files cannot be written.
     pub fn new() -> Certificates {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
@@ -57,7 +57,7 @@ impl Certificates {
     /// An earlier certificate with that name is replaced.
     ///
     /// # Panics
-    /// If the files cannot be written.
+    /// Panics if the files cannot be written.
     pub fn issue(&self, name: &str, validity: Validity) {
         let key = KeyPair::generate().expect("a key");
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
@@ -97,7 +97,7 @@ impl Certificates {
     /// and accepts these versions.
     ///
     /// # Panics
-    /// If the certificate does not exist.
+    /// Panics if the certificate does not exist.
     pub fn client(
         &self,
         own: Option<&str>,
@@ -146,7 +146,7 @@ impl TlsClient {
     /// Connects. The handshake takes place with the first bytes.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Returns the error of the operating system.
     pub fn connect(address: SocketAddr, config: &Arc<ClientConfig>) -> io::Result<TlsClient> {
         let tcp = TcpStream::connect(address)?;
         tcp.set_nodelay(true)?;
@@ -165,7 +165,7 @@ impl TlsClient {
     /// Completes the handshake.
     ///
     /// # Errors
-    /// The reason of the failure.
+    /// Returns the reason of the failure.
     pub fn handshake(&mut self, deadline: Duration) -> io::Result<()> {
         let until = Instant::now() + deadline;
         while self.tls.is_handshaking() {
@@ -177,8 +177,8 @@ impl TlsClient {
     /// Writes some bytes without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if the server accepts no bytes; otherwise the reason why the connection has
-    /// ended.
+    /// Returns `WouldBlock` if the server accepts no bytes; otherwise the reason why the connection
+    /// has ended.
     pub fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.tls.is_handshaking() {
             self.handshake(super::conn::DEADLINE)?;
@@ -195,8 +195,8 @@ impl TlsClient {
     /// Reads some bytes; returns 0 after an orderly end.
     ///
     /// # Errors
-    /// `TimedOut` after `limit`, `UnexpectedEof` if the stream was truncated, otherwise the reason
-    /// why the connection has ended.
+    /// Returns `TimedOut` after `limit`, `UnexpectedEof` if the stream was truncated, otherwise the
+    /// reason why the connection has ended.
     pub fn read_some(&mut self, into: &mut [u8], limit: Duration) -> io::Result<usize> {
         let until = Instant::now() + limit;
         loop {

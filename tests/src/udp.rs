@@ -25,7 +25,7 @@ impl UdpClient {
     /// Returns a client of the server at this address.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Returns the error of the operating system.
     pub fn connect(address: SocketAddr) -> io::Result<UdpClient> {
         let socket = UdpSocket::bind("127.0.0.1:0")?;
         socket.connect(address)?;
@@ -35,10 +35,10 @@ impl UdpClient {
     /// Sends requests in one datagram with a new ID.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// Returns the error of the operating system.
     ///
     /// # Panics
-    /// If the requests exceed one datagram.
+    /// Panics if the requests exceed one datagram.
     pub fn send(&mut self, requests: &[u8]) -> io::Result<()> {
         assert!(requests.len() <= PAYLOAD_BYTES_MAX, "{} bytes for one datagram", requests.len());
         self.id = self.id.wrapping_add(0x0101);
@@ -51,7 +51,8 @@ impl UdpClient {
     /// datagrams.
     ///
     /// # Errors
-    /// `WouldBlock` after `limit`; `InvalidData` for a frame that does not continue the reply.
+    /// Returns `WouldBlock` after `limit`; `InvalidData` for a frame that does not continue the
+    /// reply.
     pub fn read_some(&mut self, into: &mut [u8], limit: Duration) -> io::Result<usize> {
         self.socket.set_read_timeout(Some(limit))?;
         let bytes = self.socket.recv(into)?;

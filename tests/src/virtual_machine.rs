@@ -48,7 +48,7 @@ impl VirtualMachine {
     /// a file. While the server is unavailable, the guest's requests wait.
     ///
     /// # Panics
-    /// If the emulator cannot be started.
+    /// Panics if the emulator cannot be started.
     pub fn start(system: &System, socket: &Path, export: &str, console: &Path) -> Self {
         // Without `no_timer_check`, a guest whose emulator gets no processor time for a while
         // assumes that its timer is broken.
@@ -81,7 +81,8 @@ impl VirtualMachine {
     /// line.
     ///
     /// # Panics
-    /// If the guest reports a failure or exits, or the line does not arrive within the deadline.
+    /// Panics if the guest reports a failure or exits, or the line does not arrive within the
+    /// deadline.
     pub fn wait_for(&mut self, begin: &str) -> String {
         loop {
             let line = self.reports.next(DEADLINE);
@@ -98,7 +99,7 @@ impl VirtualMachine {
     /// the number of the last file.
     ///
     /// # Panics
-    /// If [`Self::wait_for`] panics.
+    /// Panics if [`Self::wait_for`] panics.
     pub fn sync_more(&mut self, files: u32) -> u32 {
         self.note_waiting();
         let wanted = self.synced + files;
@@ -112,7 +113,7 @@ impl VirtualMachine {
     /// call; returns the number of the last pass.
     ///
     /// # Panics
-    /// If [`Self::wait_for`] panics.
+    /// Panics if [`Self::wait_for`] panics.
     pub fn verify_more(&mut self, passes: u32) -> u32 {
         self.note_waiting();
         let wanted = self.verified + passes;
@@ -126,7 +127,7 @@ impl VirtualMachine {
     /// synced.
     ///
     /// # Panics
-    /// If the guest has already ended, or reported a failure.
+    /// Panics if the guest has already ended, or reported a failure.
     pub fn kill(mut self) -> u32 {
         let status = self.child.try_wait().expect("the guest's state");
         assert!(status.is_none(), "the guest ended by itself\n{}", self.words());

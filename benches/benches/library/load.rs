@@ -103,7 +103,7 @@ impl Load {
     /// Runs `ops` requests, starting at request `from`.
     ///
     /// # Errors
-    /// If a value does not belong to its key, which makes the run void.
+    /// Fails if a value does not belong to its key, which makes the run void.
     pub(crate) fn run<S: Subject>(&self, subject: &S, from: usize, ops: usize) -> Result<Tally> {
         match self.items {
             Items::Small => self.run_sized::<S, 8, 64>(subject, from, ops),

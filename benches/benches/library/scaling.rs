@@ -16,7 +16,7 @@ const ROUNDS: usize = 3;
 /// Prints a table of the caches with these comma-separated numbers of threads.
 ///
 /// # Errors
-/// If the text is not a list of numbers, or a number exceeds the number of cores.
+/// Fails if the text is not a list of numbers, or a number exceeds the number of cores.
 pub(crate) fn run(threads: &str) -> Result<()> {
     let threads = threads
         .split(',')

@@ -205,8 +205,8 @@ impl LoadSpec {
 /// Runs a load to completion.
 ///
 /// # Errors
-/// If a bound is exceeded, or the server cannot be reached, closes the connection, stalls, or sends
-/// a wrong reply.
+/// Fails if a bound is exceeded, or the server cannot be reached, closes the connection, stalls, or
+/// sends a wrong reply.
 pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
     spec.check()?;
     let cpu_clock = spec.server_pid.map(CpuClock::of).transpose()?;

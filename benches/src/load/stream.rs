@@ -27,7 +27,7 @@ impl Stream {
     /// Connects in blocking mode.
     ///
     /// # Errors
-    /// The connection error, or a timeout after five seconds (TCP).
+    /// Returns the connection error, or a timeout after five seconds (TCP).
     pub fn connect(target: &Target) -> io::Result<Self> {
         Ok(match target {
             Target::Tcp(address) => {

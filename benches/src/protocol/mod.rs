@@ -89,7 +89,7 @@ impl Protocol {
     /// Returns the head at the start of `bytes` and its length, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// If the bytes are not a reply.
+    /// Fails if the bytes are not a reply.
     pub fn parse_head(self, bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, HeadError> {
         match self {
             Self::Text => text::parse_head(bytes),

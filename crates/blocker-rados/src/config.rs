@@ -78,7 +78,7 @@ impl RadosConfig {
     }
 
     /// # Errors
-    /// [`Error::Invalid`], with the mistake and the valid values.
+    /// Returns [`Error::Invalid`], with the mistake and the valid values.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |text: String| Err(Error::Invalid(text.into()));
         let printable = |text: &str, no: &str| {

@@ -147,7 +147,7 @@ pub(crate) fn decode_claim(bytes: &[u8]) -> Option<Claim> {
 /// Returns a random nonce.
 ///
 /// # Panics
-/// If the operating system has no random bytes.
+/// Panics if the operating system has no random bytes.
 pub(crate) fn nonce() -> u64 {
     getrandom::u64().expect("random bytes from the operating system")
 }

@@ -121,7 +121,7 @@ impl S3Config {
     /// Checks everything that can be checked without a file or the server.
     ///
     /// # Errors
-    /// [`Error::Invalid`], with the mistake and the valid values.
+    /// Returns [`Error::Invalid`], with the mistake and the valid values.
     pub fn check(&self) -> Result<()> {
         let is_bucket = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         let (second, bucket) = (Duration::from_secs(1), &self.bucket);

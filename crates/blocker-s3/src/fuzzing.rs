@@ -15,7 +15,7 @@ use crate::start::Edition;
 /// Decodes `data`; its first byte selects the kind.
 ///
 /// # Panics
-/// If a decoded value is not encoded to the same bytes, or is inconsistent.
+/// Panics if a decoded value is not encoded to the same bytes, or is inconsistent.
 pub fn bucket(data: &[u8]) {
     let Some((kind, bytes)) = data.split_first() else { return };
     // Magic number and checksum are corrected, because random bytes would never pass these checks.

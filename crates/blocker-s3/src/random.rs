@@ -4,7 +4,7 @@
 /// Returns a random number.
 ///
 /// # Panics
-/// If the operating system has no random bytes.
+/// Panics if the operating system has no random bytes.
 pub(crate) fn number() -> u64 {
     getrandom::u64().expect("random bytes from the operating system")
 }
@@ -12,7 +12,7 @@ pub(crate) fn number() -> u64 {
 /// Returns a random number that is never drawn again.
 ///
 /// # Panics
-/// If the operating system has no random bytes.
+/// Panics if the operating system has no random bytes.
 pub(crate) fn unique() -> u128 {
     u128::from(number()) << 64 | u128::from(number())
 }
@@ -20,7 +20,7 @@ pub(crate) fn unique() -> u128 {
 /// Returns a random fraction of a delay, between one half and one.
 ///
 /// # Panics
-/// If the operating system has no random bytes.
+/// Panics if the operating system has no random bytes.
 pub(crate) fn part() -> f64 {
     0.5 + 0.5 * (number() >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -62,7 +62,7 @@ impl S3Store {
     /// Opens a store as [`Self::open`] does, with deadlines on `clock`.
     ///
     /// # Errors
-    /// The errors of [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub fn open_with(config: &S3Config, clock: Arc<dyn Clock>) -> Result<Self> {
         config.check()?;
         let connector = Connector::new(config)?;
@@ -161,7 +161,7 @@ impl S3Store {
     /// sweeps regularly by itself ([`S3Config::sweep_interval`]).
     ///
     /// # Errors
-    /// `Retryable`, `Denied`, `Corrupt`. Objects removed until then stay removed.
+    /// Returns `Retryable`, `Denied`, `Corrupt`. Objects removed until then stay removed.
     pub fn sweep(&self, age: Duration) -> Reply<Swept> {
         self.sweep_with(age, false, |_| {})
     }
@@ -171,7 +171,7 @@ impl S3Store {
     /// counts so far, after each page of a listing and each object.
     ///
     /// # Errors
-    /// The errors of [`Self::sweep`].
+    /// Returns the errors of [`Self::sweep`].
     pub fn sweep_with(
         &self,
         age: Duration,

@@ -114,7 +114,7 @@ pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u
 /// Returns the end of the last run.
 ///
 /// # Errors
-/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as
+/// Returns [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as
 /// [`crate::Change::WriteRuns`] documents.
 pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     let invalid = |text: String| Err(Error::Invalid(text.into()));
@@ -220,9 +220,9 @@ impl Claims {
     /// not change if the writer already holds the epoch, or for epoch 0, which only queries.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if a newer epoch is in force, or another writer has claimed this epoch in
-    /// an overlapping scope; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`]
-    /// beyond [`CLAIMS_COUNT_MAX`] scopes.
+    /// Returns [`Error::Fenced`] if a newer epoch is in force, or another writer has claimed this
+    /// epoch in an overlapping scope; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`];
+    /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
     pub fn raise(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         let in_force = self.scope_epoch(scope);
         if epoch < in_force {
@@ -249,7 +249,7 @@ impl Claims {
     /// the scope's recorded epoch.
     ///
     /// # Errors
-    /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
+    /// Returns [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
     pub fn record(&mut self, scope: &Scope, epoch: Epoch, writer: Option<WriterId>) -> Result<bool> {
         let before = self.own_epoch(scope);
         if epoch <= before {

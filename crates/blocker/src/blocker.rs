@@ -97,27 +97,27 @@ pub trait Blocker: Send + Sync {
     /// Reads a range: the bytes from `offset` up to the range's or the object's end.
     ///
     /// # Errors
-    /// `Missing`, `ConditionFailed`, `TooLarge`, `Corrupt`, `DeadlinePassed`, `Retryable`.
+    /// Returns `Missing`, `ConditionFailed`, `TooLarge`, `Corrupt`, `DeadlinePassed`, `Retryable`.
     fn read(&self, request: ReadRequest) -> Reply<ReadReply>;
 
     /// Changes an object. [`BlockerExt`](crate::BlockerExt) has a method for each operation.
     ///
     /// # Errors
-    /// `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`, `TooLarge`, `OutOfSpace`,
-    /// `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`, `Corrupt`, `WritesLost`,
-    /// `Unsupported`, and further errors that [`Change`](crate::Change) names.
+    /// Returns `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`, `TooLarge`,
+    /// `OutOfSpace`, `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Denied`, `Corrupt`,
+    /// `WritesLost`, `Unsupported`, and further errors that [`Change`](crate::Change) names.
     fn change(&self, request: ChangeRequest) -> Reply<ChangeReply>;
 
     /// Returns an object's size, version and stamp.
     ///
     /// # Errors
-    /// `Missing`, `Corrupt`, `DeadlinePassed`, `Retryable`.
+    /// Returns `Missing`, `Corrupt`, `DeadlinePassed`, `Retryable`.
     fn info(&self, request: InfoRequest) -> Reply<Info>;
 
     /// Returns one page of a namespace. A namespace that was never used is empty.
     ///
     /// # Errors
-    /// `DeadlinePassed`, `Retryable`, `Corrupt`.
+    /// Returns `DeadlinePassed`, `Retryable`, `Corrupt`.
     fn list(&self, request: ListRequest) -> Reply<ListReply>;
 
     /// Stores all acknowledged changes within the scope, and closes the scope's generation. If the
@@ -125,7 +125,7 @@ pub trait Blocker: Send + Sync {
     /// reached.
     ///
     /// # Errors
-    /// `NotStored`: the data are still dirty and readable.
+    /// Returns `NotStored`: the data are still dirty and readable.
     /// [`Error::WritesLost`](crate::Error::WritesLost), `DeadlinePassed`, `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
@@ -133,18 +133,18 @@ pub trait Blocker: Send + Sync {
     /// and returns the epoch in force: 0 in the reply, or another one in `Fenced`.
     ///
     /// # Errors
-    /// `Fenced` if a newer epoch is in force, or another writer has claimed this one; `Invalid` if
-    /// the epoch is more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in
-    /// force; `OutOfSpace` if too many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`,
-    /// `Retryable`, `Unsupported`. After `OutOfSpace`, `OutcomeUnknown`, `DeadlinePassed` or
-    /// `Retryable` the same claim may be retried.
+    /// Returns `Fenced` if a newer epoch is in force, or another writer has claimed this one;
+    /// `Invalid` if the epoch is more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX)
+    /// above the one in force; `OutOfSpace` if too many scopes are claimed; `OutcomeUnknown`,
+    /// `DeadlinePassed`, `Retryable`, `Unsupported`. After `OutOfSpace`, `OutcomeUnknown`,
+    /// `DeadlinePassed` or `Retryable` the same claim may be retried.
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
     /// Evicts, in every layer, the clean copies of a scope that other writers may have changed
     /// without this blocker, and notifies subscribers. Dirty data stay.
     ///
     /// # Errors
-    /// `DeadlinePassed`, `Retryable`.
+    /// Returns `DeadlinePassed`, `Retryable`.
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply>;
 
     /// Subscribes to the events of this blocker and of those below it, from now on. A claim or

@@ -182,7 +182,7 @@ impl Change {
     /// runs; a copy is checked when the size of its source is known.
     ///
     /// # Errors
-    /// [`Error::TooLarge`](crate::Error::TooLarge).
+    /// Returns [`Error::TooLarge`](crate::Error::TooLarge).
     pub fn check_end(&self, object_bytes_max: u64) -> Result<()> {
         let range = match self {
             Self::WriteFull { .. } | Self::Truncate { .. } => Some((0, self.size_after(0))),

@@ -144,7 +144,7 @@ pub trait Control: Send + Sync {
     /// Announces that the namespace will be used, and returns its properties.
     ///
     /// # Errors
-    /// `Denied`, `Retryable`, `Corrupt`, `Unsupported`.
+    /// Returns `Denied`, `Retryable`, `Corrupt`, `Unsupported`.
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
         ask(self.below(), "this backend has no attachments", |below| below.attach(namespace))
     }
@@ -153,7 +153,7 @@ pub trait Control: Send + Sync {
     /// memory is freed. It can be used again at any time.
     ///
     /// # Errors
-    /// The errors of a flush of the namespace; `Unsupported`.
+    /// Returns the errors of a flush of the namespace; `Unsupported`.
     fn detach(&self, namespace: Namespace) -> Reply<()> {
         ask(self.below(), "this backend has no attachments", |below| below.detach(namespace))
     }
@@ -163,8 +163,8 @@ pub trait Control: Send + Sync {
     /// writer, so the caller must first check that it may write.
     ///
     /// # Errors
-    /// The errors of a flush of the namespace; `Unsupported` if this blocker claims nothing for its
-    /// callers.
+    /// Returns the errors of a flush of the namespace; `Unsupported` if this blocker claims nothing
+    /// for its callers.
     fn release(&self, namespace: Namespace) -> Reply<()> {
         ask(self.below(), "this backend makes no claims for its callers", |below| below.release(namespace))
     }
@@ -172,7 +172,7 @@ pub trait Control: Send + Sync {
     /// Returns the namespace's policy.
     ///
     /// # Errors
-    /// `Unsupported` if nothing is cached; `Retryable`.
+    /// Returns `Unsupported` if nothing is cached; `Retryable`.
     fn policy(&self, namespace: Namespace) -> Reply<Policy> {
         ask(self.below(), "this backend has no policies", |below| below.policy(namespace))
     }
@@ -183,8 +183,8 @@ pub trait Control: Send + Sync {
     /// not wait for it.
     ///
     /// # Errors
-    /// `Unsupported` if nothing is cached; `OutOfSpace` if too many namespaces have a policy;
-    /// `Denied`, `Retryable`, and the errors of a flush of the namespace.
+    /// Returns `Unsupported` if nothing is cached; `OutOfSpace` if too many namespaces have a
+    /// policy; `Denied`, `Retryable`, and the errors of a flush of the namespace.
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
         ask(self.below(), "this backend has no policies", |below| below.set_policy(namespace, policy))
     }
@@ -192,7 +192,7 @@ pub trait Control: Send + Sync {
     /// Returns the namespace's limit and usage.
     ///
     /// # Errors
-    /// `Unsupported` if usage is not counted; `Retryable`.
+    /// Returns `Unsupported` if usage is not counted; `Retryable`.
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
         ask(self.below(), "this backend has no quotas", |below| below.quota(namespace))
     }
@@ -200,8 +200,8 @@ pub trait Control: Send + Sync {
     /// Limits the namespace to `bytes_max` bytes; `None` removes the limit. Existing data stay.
     ///
     /// # Errors
-    /// `Unsupported` if usage is not counted; `OutOfSpace` if too many namespaces have a quota;
-    /// `Denied`, `Retryable`.
+    /// Returns `Unsupported` if usage is not counted; `OutOfSpace` if too many namespaces have a
+    /// quota; `Denied`, `Retryable`.
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
         ask(self.below(), "this backend has no quotas", |below| below.set_quota(namespace, bytes_max))
     }
@@ -209,7 +209,7 @@ pub trait Control: Send + Sync {
     /// Returns the metrics of this blocker and of those below it.
     ///
     /// # Errors
-    /// `Retryable` if the metrics cannot be fetched from below.
+    /// Returns `Retryable` if the metrics cannot be fetched from below.
     fn metrics(&self) -> Reply<Families> {
         self.below().map_or_else(|| Reply::ok(Families::new()), |below| below.metrics())
     }
@@ -218,7 +218,8 @@ pub trait Control: Send + Sync {
     /// repaired, beginning after the object `after` if it is given.
     ///
     /// # Errors
-    /// `Unsupported` if losses cannot be listed; `Retryable` if they cannot be fetched from below.
+    /// Returns `Unsupported` if losses cannot be listed; `Retryable` if they cannot be fetched from
+    /// below.
     fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
         self.below().map_or_else(|| Reply::ok(LossPage::default()), |below| below.losses(after))
     }
@@ -226,8 +227,8 @@ pub trait Control: Send + Sync {
     /// Returns a namespace's settings and its state in the cache.
     ///
     /// # Errors
-    /// `Missing` if the namespace is neither configured nor has been used; `Unsupported` if nothing
-    /// is cached; `Retryable`.
+    /// Returns `Missing` if the namespace is neither configured nor has been used; `Unsupported` if
+    /// nothing is cached; `Retryable`.
     fn namespace_state(&self, namespace: Namespace) -> Reply<NamespaceState> {
         ask(self.below(), NO_CACHE, |below| below.namespace_state(namespace))
     }
@@ -236,7 +237,7 @@ pub trait Control: Send + Sync {
     /// after `after` if it is given.
     ///
     /// # Errors
-    /// `Unsupported` if nothing is cached; `Retryable`.
+    /// Returns `Unsupported` if nothing is cached; `Retryable`.
     fn namespace_states(&self, after: Option<Namespace>) -> Reply<NamespacePage> {
         ask(self.below(), NO_CACHE, |below| below.namespace_states(after))
     }
@@ -246,8 +247,8 @@ pub trait Control: Send + Sync {
     /// The operation is idempotent.
     ///
     /// # Errors
-    /// `Invalid` if a value contradicts other values, in which case nothing has changed; the errors
-    /// of [`set_policy`](Self::set_policy).
+    /// Returns `Invalid` if a value contradicts other values, in which case nothing has changed;
+    /// the errors of [`set_policy`](Self::set_policy).
     fn change_namespace(&self, namespace: Namespace, settings: NamespaceSettings) -> Reply<()> {
         ask(self.below(), NO_CACHE, |below| below.change_namespace(namespace, settings))
     }
@@ -258,8 +259,8 @@ pub trait Control: Send + Sync {
     /// this attachment.
     ///
     /// # Errors
-    /// `Unsupported` if nothing is cached, or the cache does not support volumes; the errors of
-    /// [`change_namespace`](Self::change_namespace).
+    /// Returns `Unsupported` if nothing is cached, or the cache does not support volumes; the
+    /// errors of [`change_namespace`](Self::change_namespace).
     fn set_volume(
         &self,
         namespace: Namespace,
@@ -274,9 +275,9 @@ pub trait Control: Send + Sync {
     /// configuration stay.
     ///
     /// # Errors
-    /// `Missing` if the namespace has not been used; `Denied` if a volume in it is attached, or it
-    /// has dirty data and `dirty_data` says to refuse; `Unsupported` if nothing is cached; the
-    /// errors of a flush of the namespace.
+    /// Returns `Missing` if the namespace has not been used; `Denied` if a volume in it is
+    /// attached, or it has dirty data and `dirty_data` says to refuse; `Unsupported` if nothing is
+    /// cached; the errors of a flush of the namespace.
     fn remove_namespace(&self, namespace: Namespace, dirty_data: DirtyData) -> Reply<RemovedNamespace> {
         ask(self.below(), NO_CACHE, |below| below.remove_namespace(namespace, dirty_data))
     }
@@ -285,7 +286,7 @@ pub trait Control: Send + Sync {
     /// namespace whose objects are only in a write-back cache is missing until they are stored.
     ///
     /// # Errors
-    /// `Retryable`, `Corrupt`, `Unsupported`.
+    /// Returns `Retryable`, `Corrupt`, `Unsupported`.
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
         ask(self.below(), "this backend cannot list its namespaces", |below| below.namespaces())
     }

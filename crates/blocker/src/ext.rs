@@ -29,7 +29,7 @@ macro_rules! changes {
             $(#[$doc])*
             ///
             /// # Errors
-            /// The errors of [`Blocker::change`].
+            /// Returns the errors of [`Blocker::change`].
             #[inline]
             fn $method(&self, request: $request) -> Reply<ChangeReply> {
                 self.change(request.into())
@@ -117,7 +117,7 @@ pub trait BlockerExt: Blocker {
     /// Returns the whole content of an object.
     ///
     /// # Errors
-    /// `Missing`, and the errors of [`Self::read_range`].
+    /// Returns `Missing`, and the errors of [`Self::read_range`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -130,8 +130,8 @@ pub trait BlockerExt: Blocker {
     /// even if the read takes several requests.
     ///
     /// # Errors
-    /// `Missing`; `Retryable` if the object changed too often during the read; the errors of
-    /// [`Blocker::read`].
+    /// Returns `Missing`; `Retryable` if the object changed too often during the read; the errors
+    /// of [`Blocker::read`].
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -144,7 +144,7 @@ pub trait BlockerExt: Blocker {
     /// can ask for. Usually the content is *stored* when this returns.
     ///
     /// # Errors
-    /// `TooLarge` if `data` is longer than one request can carry; the errors of
+    /// Returns `TooLarge` if `data` is longer than one request can carry; the errors of
     /// [`Blocker::change`].
     ///
     /// # Cancel safety
@@ -162,7 +162,7 @@ pub trait BlockerExt: Blocker {
     /// whether the object existed.
     ///
     /// # Errors
-    /// The errors of [`Blocker::change`], except `Missing`.
+    /// Returns the errors of [`Blocker::change`], except `Missing`.
     ///
     /// # Cancel safety
     /// The same as for [`Blocker::change`].
@@ -174,7 +174,7 @@ pub trait BlockerExt: Blocker {
     /// Returns whether the object exists.
     ///
     /// # Errors
-    /// The errors of [`Blocker::info`], except `Missing`.
+    /// Returns the errors of [`Blocker::info`], except `Missing`.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

@@ -24,7 +24,7 @@ macro_rules! name_type {
             /// Returns the name with these bytes, without copying them.
             ///
             /// # Errors
-            /// [`Error::Invalid`] if `bytes` is empty or longer than [`NAME_BYTES_MAX`].
+            /// Returns [`Error::Invalid`] if `bytes` is empty or longer than [`NAME_BYTES_MAX`].
             pub fn new(bytes: impl Into<Bytes>) -> Result<Self> {
                 let bytes = bytes.into();
                 match bytes.len() {
@@ -108,7 +108,7 @@ impl Namespace {
     /// Checks that a client may use the namespace.
     ///
     /// # Errors
-    /// [`Error::Denied`] if it is [reserved](Self::is_reserved).
+    /// Returns [`Error::Denied`] if it is [reserved](Self::is_reserved).
     pub fn check_unreserved(&self) -> Result<()> {
         if self.is_reserved() {
             let why =

@@ -65,7 +65,7 @@ impl WriterId {
     /// Returns a random identity.
     ///
     /// # Panics
-    /// If the operating system has no random bytes.
+    /// Panics if the operating system has no random bytes.
     #[must_use]
     pub fn random() -> Self {
         let mut bytes = [0; 16];

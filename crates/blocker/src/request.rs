@@ -85,7 +85,7 @@ impl Call {
     /// Checks that the deadline has not passed.
     ///
     /// # Errors
-    /// [`Error::DeadlinePassed`].
+    /// Returns [`Error::DeadlinePassed`].
     pub fn check(&self, clock: &dyn Clock) -> Result<()> {
         let is_late = self.deadline.is_some_and(|deadline| clock.now() >= deadline);
         if is_late { Err(Error::DeadlinePassed) } else { Ok(()) }

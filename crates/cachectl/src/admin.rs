@@ -53,7 +53,7 @@ impl Admin {
     /// `None` means no limit.
     ///
     /// # Errors
-    /// The URL, the token file or the file of authorities cannot be used.
+    /// Fails if the URL, the token file or the file of authorities cannot be used.
     pub(crate) fn new(server: AdminServer, timeout: Option<Duration>) -> Result<Self, Failure> {
         let base = base_of(&server.url)?;
         let tls = match (base.starts_with("https://"), &server.ca_file) {
@@ -104,7 +104,7 @@ impl Admin {
     /// Returns the JSON response of `path`.
     ///
     /// # Errors
-    /// The listener cannot be reached, refuses the request, or does not respond with JSON.
+    /// Fails if the listener cannot be reached, refuses the request, or does not respond with JSON.
     pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
         let request = Request::get(format!("{}{path}", self.base)).header("accept", "application/json");
         self.answer(path, request, String::new())
@@ -113,7 +113,7 @@ impl Admin {
     /// Returns the reasons in the response of a probe, one line each; none if all is well.
     ///
     /// # Errors
-    /// If the listener cannot be reached, or its response is not that of a probe.
+    /// Fails if the listener cannot be reached, or its response is not that of a probe.
     pub(crate) fn probe(&self, path: &str) -> Result<Vec<String>, Failure> {
         let request = Request::get(format!("{}{path}", self.base));
         let response = self.client.send(request, Default::default(), ANSWER_BYTES_MAX);
@@ -128,7 +128,8 @@ impl Admin {
     /// Sends `body` to `path` and returns the JSON response.
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get). After a timeout, the server may have acted nevertheless.
+    /// Returns the errors of [`get`](Self::get). After a timeout, the server may have acted
+    /// nevertheless.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         let request =
             Request::post(format!("{}{path}", self.base)).header("content-type", "application/json");
@@ -138,7 +139,7 @@ impl Admin {
     /// Returns the response of `path` as text.
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get).
+    /// Returns the errors of [`get`](Self::get).
     pub(crate) fn text(&self, path: &str) -> Result<String, Failure> {
         self.send(path, Request::get(format!("{}{path}", self.base)), String::new()).map(|(_, body)| body)
     }

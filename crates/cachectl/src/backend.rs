@@ -122,7 +122,7 @@ impl Opened {
     /// in a directory is not changed, and refuses changes.
     ///
     /// # Errors
-    /// The errors of the store.
+    /// Returns the errors of the store.
     pub(crate) fn open(
         spec: &BackendSpec,
         secret: Option<&Secret>,
@@ -154,7 +154,7 @@ impl Opened {
     /// Closes the backend.
     ///
     /// # Errors
-    /// The errors of the store; some data may not be stored then.
+    /// Returns the errors of the store. In that case some data may not be stored.
     pub(crate) fn close(self) -> Result<()> {
         drop(self.backend);
         self.store.close(CLOSE_TIMEOUT)

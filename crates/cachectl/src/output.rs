@@ -189,7 +189,7 @@ impl Interrupt {
     /// Starts to watch for signals, which then no longer end the process by themselves.
     ///
     /// # Errors
-    /// The system refuses.
+    /// Fails if the system refuses.
     pub(crate) fn watch() -> Result<Self, Failure> {
         let watched = || {
             let (bell, mut ring) = std::io::pipe()?;
@@ -219,7 +219,7 @@ impl Interrupt {
     /// Sleeps for this time.
     ///
     /// # Errors
-    /// A signal has requested the end.
+    /// Fails if a signal has requested the end.
     pub(crate) fn sleep(&self, time: Duration) -> Result<(), Failure> {
         self.wait(None, Some(time))
     }
@@ -227,7 +227,7 @@ impl Interrupt {
     /// Waits until `input` can be read.
     ///
     /// # Errors
-    /// A signal has requested the end.
+    /// Fails if a signal has requested the end.
     pub(crate) fn wait_for(&self, input: BorrowedFd<'_>) -> Result<(), Failure> {
         self.wait(Some(input), None)
     }

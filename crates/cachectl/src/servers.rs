@@ -120,7 +120,8 @@ impl Servers<'_> {
     /// Returns the admin listener to ask.
     ///
     /// # Errors
-    /// The context does not exist or names no admin listener; the file with the contexts.
+    /// Fails if the context does not exist or names no admin listener, or if the file with the
+    /// contexts is unusable.
     pub(crate) fn admin(&self) -> Result<AdminServer, Failure> {
         let names = ["--admin", "CACHECTL_ADMIN"];
         let (given, origin) = choose(self.admin, names, self.context, || self.in_use())?;
@@ -137,8 +138,8 @@ impl Servers<'_> {
     /// Returns the backend to open.
     ///
     /// # Errors
-    /// If no backend is named, if the context does not exist or names no backend, or if the file
-    /// with the contexts is unusable.
+    /// Fails if no backend is named, if the context does not exist or names no backend, or if the
+    /// file with the contexts is unusable.
     pub(crate) fn backend(&self) -> Result<BackendServer, Failure> {
         let names = ["--backend", "CACHECTL_BACKEND"];
         let (given, origin) = choose(self.backend, names, self.context, || self.in_use())?;
@@ -232,7 +233,7 @@ impl Contexts {
     /// Returns the path of the file.
     ///
     /// # Errors
-    /// The user has no directory for configurations.
+    /// Fails if the user has no directory for configurations.
     pub(crate) fn path() -> Result<PathBuf, Failure> {
         Self::path_if_any().ok_or_else(|| {
             Failure::usage(
@@ -251,7 +252,7 @@ impl Contexts {
     /// contexts.
     ///
     /// # Errors
-    /// If the file cannot be read, if others may change it, or if it has a mistake.
+    /// Fails if the file cannot be read, if others may change it, or if it has a mistake.
     pub(crate) fn read() -> Result<Self, Failure> {
         let Some(path) = Self::path_if_any() else { return Ok(Self::default()) };
         // A program that changes its user often keeps HOME, and then may not search that directory.
@@ -278,7 +279,7 @@ impl Contexts {
     /// Replaces the file atomically. Only its owner can read it.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn write(&self) -> Result<(), Failure> {
         let path = Self::path()?;
         let draft = path.with_extension(format!("toml.{}", std::process::id()));
@@ -301,7 +302,7 @@ impl Contexts {
     /// Returns a context.
     ///
     /// # Errors
-    /// If no context has this name.
+    /// Fails if no context has this name.
     pub(crate) fn get(&self, name: &str) -> Result<&Context, Failure> {
         self.contexts.get(name).ok_or_else(|| {
             let hint = suggestion(name, self.contexts.keys().map(String::as_str));

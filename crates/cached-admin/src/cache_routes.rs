@@ -218,7 +218,7 @@ const NAME_FORM: &str = r#"{"namespace": "NAME"}"#;
 /// body; `namespace` returns the name.
 ///
 /// # Errors
-/// The response, if the body or the name is invalid.
+/// Returns the response, if the body or the name is invalid.
 fn body_of<T: DeserializeOwned>(
     request: &Request,
     form: &str,
@@ -234,7 +234,7 @@ fn body_of<T: DeserializeOwned>(
 /// Returns the namespace with this name.
 ///
 /// # Errors
-/// The name is invalid, or reserved for servers.
+/// Fails if the name is invalid, or reserved for servers.
 fn name_of(text: &str) -> blocker::Result<Namespace> {
     let name = Namespace::copy_from(text.as_bytes())?;
     name.check_unreserved().map(|()| name)

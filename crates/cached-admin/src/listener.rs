@@ -48,7 +48,7 @@ impl AdminServer {
     /// `program` is the name that the metrics and the status show; `version` is its version.
     ///
     /// # Errors
-    /// [`AdminError`].
+    /// Returns [`AdminError`].
     pub fn start(
         config: AdminConfig,
         program: &'static str,
@@ -283,7 +283,7 @@ impl Service {
     /// Serves a connection until it ends.
     ///
     /// # Errors
-    /// One line: the client's mistake, or the failure of its connection.
+    /// Returns one line: the client's mistake, or the failure of its connection.
     async fn serve(
         self: Arc<Self>,
         socket: Box<dyn Socket>,

@@ -255,7 +255,7 @@ impl Gate<'_> {
     /// Returns whether the request has a valid token, if it may use a route with this access.
     ///
     /// # Errors
-    /// The response to a request that may not.
+    /// Returns the response to a request that is not permitted.
     pub(crate) fn admit(
         &self,
         access: Access,
@@ -325,7 +325,7 @@ fn is_navigation(headers: &HeaderMap) -> bool {
 /// Returns the host and the port that the request names, if it names a host.
 ///
 /// # Errors
-/// The name is not text.
+/// Fails if the name is not text.
 fn authority<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<Option<&'a str>, ToStrError> {
     match uri.authority() {
         Some(authority) => Ok(Some(authority.as_str())),

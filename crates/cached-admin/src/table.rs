@@ -35,7 +35,7 @@ impl AdminTable {
     /// Checks the values, and the token file if there is one.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_ranges("admin")?;
         if self.listen.is_empty() {
@@ -67,7 +67,7 @@ impl AdminTable {
     /// Reads the tokens; `None` if no file is named.
     ///
     /// # Errors
-    /// The file cannot be read, or has an invalid format.
+    /// Fails if the file cannot be read, or has an invalid format.
     pub fn tokens(&self) -> Result<Option<Tokens>, ConfigError> {
         if self.token_file.as_os_str().is_empty() {
             return Ok(None);
@@ -79,7 +79,7 @@ impl AdminTable {
     /// Reads the certificates; `None` without TLS.
     ///
     /// # Errors
-    /// The certificates cannot be used.
+    /// Fails if the certificates cannot be used.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         load_tls("admin.tls", self.tls.as_ref(), &[])
     }
@@ -209,7 +209,7 @@ impl Tokens {
     /// Reads the tokens in the file `path`.
     ///
     /// # Errors
-    /// One line: the problem with the file, and the remedy.
+    /// Returns one line: the problem with the file, and the remedy.
     pub fn from_file(path: impl Into<PathBuf>) -> Result<Tokens, FileError> {
         let path = path.into();
         let digests = RwLock::new(read(&path)?);
@@ -220,7 +220,7 @@ impl Tokens {
     /// force](TokensRead::put_in_force).
     ///
     /// # Errors
-    /// One line: the problem with the file, and the remedy.
+    /// Returns one line: the problem with the file, and the remedy.
     pub fn read_again(&self) -> Result<TokensRead, FileError> {
         Ok(TokensRead { tokens: self.clone(), digests: read(&self.inner.path)? })
     }

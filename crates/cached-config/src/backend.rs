@@ -151,7 +151,7 @@ impl RemoteTable {
     /// Returns the configuration of the client, without the secret.
     ///
     /// # Errors
-    /// [`ConfigError`] if an address is invalid.
+    /// Returns [`ConfigError`] if an address is invalid.
     pub fn client(&self) -> Result<ClientConfig, ConfigError> {
         let wrong = |error: AddressesError| ConfigError::new("objects.backend.address", error);
         let addresses: Addresses = self.address.parse().map_err(wrong)?;
@@ -163,7 +163,7 @@ impl RemoteTable {
     /// Reads the file of the secret, if one is named.
     ///
     /// # Errors
-    /// [`ConfigError`] with the problem of the file.
+    /// Returns [`ConfigError`] with the problem of the file.
     pub fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         crate::config_file::secret("objects.backend.secret_file", &self.secret_file)
     }
@@ -251,7 +251,7 @@ impl BackendTable {
     /// Reads the files that the keys name, as opening the store does.
     ///
     /// # Errors
-    /// The problem with one of the files.
+    /// Returns the problem with one of the files.
     pub fn check_files(&self) -> Result<(), ConfigError> {
         match self {
             BackendTable::S3(table) => table.check_files(),
@@ -263,7 +263,7 @@ impl BackendTable {
     /// Checks the values as far as this is possible without opening the store.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self {
             BackendTable::Memory(table) => table.check_ranges("objects.backend"),

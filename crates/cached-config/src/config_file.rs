@@ -89,7 +89,7 @@ pub fn invalid<T>(key: impl Into<String>, why: impl fmt::Display) -> Result<T, C
 /// Returns an error about `key` unless `holds`.
 ///
 /// # Errors
-/// [`ConfigError`] with `why`.
+/// Returns [`ConfigError`] with `why`.
 pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(), ConfigError> {
     if holds { Ok(()) } else { invalid(key, why()) }
 }
@@ -97,7 +97,7 @@ pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(
 /// Returns `value`, which must be within `range`.
 ///
 /// # Errors
-/// [`ConfigError`] if the value is outside the range.
+/// Returns [`ConfigError`] if the value is outside the range.
 pub fn within<T: PartialOrd + fmt::Display>(
     key: &str,
     value: T,
@@ -112,7 +112,7 @@ pub fn within<T: PartialOrd + fmt::Display>(
 /// Reads the file that `key` names; `None` if `path` is empty.
 ///
 /// # Errors
-/// [`ConfigError`] if the file cannot be read.
+/// Returns [`ConfigError`] if the file cannot be read.
 pub(crate) fn read(key: &str, path: &Path) -> Result<Option<Vec<u8>>, ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
@@ -124,7 +124,7 @@ pub(crate) fn read(key: &str, path: &Path) -> Result<Option<Vec<u8>>, ConfigErro
 /// Returns the secret in the file `path`, or `None` if `path` is empty.
 ///
 /// # Errors
-/// [`ConfigError`] with the problem of the file.
+/// Returns [`ConfigError`] with the problem of the file.
 pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
     let Some(bytes) = read(key, path)? else { return Ok(None) };
     let secret = Secret::new(&bytes);
@@ -146,7 +146,7 @@ pub fn secret_warning(path: &Path) -> Option<String> {
 /// Returns the eviction policy called `name`.
 ///
 /// # Errors
-/// [`ConfigError`] if the policy does not exist.
+/// Returns [`ConfigError`] if the policy does not exist.
 pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigError> {
     match policy::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(known),
@@ -157,7 +157,7 @@ pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigErro
 /// Returns the text of a configuration file, which may also be a pipe.
 ///
 /// # Errors
-/// [`ConfigError`] if the file cannot be read.
+/// Returns [`ConfigError`] if the file cannot be read.
 pub fn read_config(path: &Path) -> Result<String, ConfigError> {
     let unread = |error: FileError| error.reworded(|why| format!("cannot be read: {why}"));
     let text = named_file::open(path, Kinds::RegularOrPipe).and_then(NamedFile::text);
@@ -167,7 +167,7 @@ pub fn read_config(path: &Path) -> Result<String, ConfigError> {
 /// Parses a file's text; `path` is for error messages.
 ///
 /// # Errors
-/// [`ConfigError`] for the first error found.
+/// Returns [`ConfigError`] for the first error found.
 pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
     let at = |span: Option<Range<usize>>, key: String, why: &str| {
         let before = span.and_then(|span| text.as_bytes().get(..span.start));
@@ -229,7 +229,7 @@ fn shown(path: &[Step<'_>]) -> String {
 /// type for durations. Other strings stay, for example `fresh_secs = "immutable"`.
 ///
 /// # Errors
-/// The problem with a duration, whose location is then `path`.
+/// Returns the problem with a duration, whose location is then `path`.
 fn convert_durations<'a>(value: &'a mut Value, path: &mut Vec<Step<'a>>) -> Result<(), String> {
     match value {
         // These settings are passed to librados as text.

@@ -55,7 +55,7 @@ impl HttpTable {
     /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// The string that is not an address.
+    /// Returns the string that is not an address.
     pub fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         let wrong = |error: AddressError| ConfigError::new("objects.http.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
@@ -71,10 +71,10 @@ impl HttpTable {
     /// Binds a server to the addresses, and sets the permissions of unix sockets.
     ///
     /// # Errors
-    /// One line if the system refuses.
+    /// Returns one line if the system refuses.
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub async fn bind(&self, server: &Server) -> Result<(), String> {
         for address in self.addresses().map_err(|error| error.to_string())? {
             server.bind(&address).await.map_err(|error| error.to_string())?;
@@ -88,7 +88,7 @@ impl HttpTable {
     /// Reads the keys; `None` if no file is named.
     ///
     /// # Errors
-    /// The file cannot be read, or has a mistake.
+    /// Fails if the file cannot be read, or has a mistake.
     pub fn keys(&self) -> Result<Option<Keys>, ConfigError> {
         if self.keys_file.as_os_str().is_empty() {
             return Ok(None);
@@ -101,7 +101,8 @@ impl HttpTable {
     /// function is called, which returns the key that names their file.
     ///
     /// # Errors
-    /// One line if the file cannot be read or has a mistake. The present keys then stay in force.
+    /// Returns one line if the file cannot be read or has a mistake. The present keys then stay in
+    /// force.
     pub fn keys_again(keys: Option<&Keys>) -> Result<Option<impl FnOnce() -> String + use<>>, String> {
         let Some(keys) = keys else { return Ok(None) };
         let put_in_force = keys.read_again().map_err(|error| format!("{KEYS_FILE}: {error}"))?;
@@ -114,7 +115,7 @@ impl HttpTable {
     /// Reads the certificates; `None` without TLS.
     ///
     /// # Errors
-    /// The certificates cannot be used.
+    /// Fails if the certificates cannot be used.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         load_tls("objects.http.tls", self.tls.as_ref(), &[])
     }
@@ -139,7 +140,7 @@ impl HttpTable {
     /// this is possible without opening a socket or a file.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self, object_bytes_max: u64) -> Result<(), ConfigError> {
         unix_mode("objects.http.unix_mode", &self.unix_mode)?;
         self.check_ranges("objects.http")?;

@@ -98,7 +98,7 @@ impl JournalTable {
     /// Checks the values as far as this is possible without opening the journal.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub(crate) fn check(&self, objects: &ObjectsTable) -> Result<(), ConfigError> {
         if self.directory.as_os_str().is_empty() {
             return invalid(key("directory"), "is missing; it must name a directory on a local disk");
@@ -140,7 +140,7 @@ impl JournalTable {
     /// Checks that the path is a directory or, with `create`, that the directory can be created.
     ///
     /// # Errors
-    /// If the path is not a directory, or its parent is missing.
+    /// Fails if the path is not a directory, or its parent is missing.
     pub(crate) fn check_place(&self) -> Result<(), ConfigError> {
         let (directory, parent) = (&self.directory, self.directory.parent());
         let shown = directory.display();
@@ -171,7 +171,7 @@ impl JournalTable {
     /// The same as for [`Store::open_when_available`](crate::Store::open_when_available).
     ///
     /// # Errors
-    /// One line that names the directory, the problem and the remedy.
+    /// Returns one line that names the directory, the problem and the remedy.
     pub async fn open(&self, waiting: &mut Waiting<'_>) -> Result<OpenJournal, StartError> {
         let directory = self.directory.display();
         let what = format!("the disk of the journal in {directory}");
@@ -257,7 +257,7 @@ const UNSYNCED_BYTES_MIN: u64 = 1 << 20;
 /// Checks the durability keys of `[objects]` and its namespaces.
 ///
 /// # Errors
-/// If a key requires a journal, or another write mode.
+/// Fails if a key requires a journal, or another write mode.
 pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError> {
     let needs_journal = |is_asked: bool, key: &str, value: &str| {
         require(!is_asked || objects.journal.is_some(), key, || {

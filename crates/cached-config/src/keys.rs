@@ -66,7 +66,7 @@ macro_rules! config_keys {
             /// Checks the keys that have a range; `table` is the name of the table.
             ///
             /// # Errors
-            /// The first key whose value is out of range.
+            /// Returns the first key whose value is out of range.
             $visible fn check_ranges(&self, table: &str) -> Result<(), $crate::ConfigError> {
                 let _ = table;
                 $($($crate::within(&format!("{table}.{}", stringify!($key)), self.$key, $range)?;)?)*

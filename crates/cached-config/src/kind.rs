@@ -12,7 +12,7 @@ impl OtherKeys {
     /// Parses the keys; an error names the invalid key.
     ///
     /// # Errors
-    /// The first invalid key, as one line.
+    /// Returns the first invalid key, as one line.
     pub fn parse<T: for<'de> Deserialize<'de>>(self) -> Result<T, String> {
         serde_path_to_error::deserialize(Value::Object(self.0)).map_err(|error| {
             let (key, why) = (error.path().to_string(), error.inner().to_string());
@@ -27,7 +27,7 @@ impl OtherKeys {
 /// within the table.
 ///
 /// # Errors
-/// A `kind` that is missing or unknown, and the errors of `parse`.
+/// Returns a `kind` that is missing or unknown, and the errors of `parse`.
 pub fn of_kind<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     kinds: &[&str],

@@ -116,7 +116,7 @@ const LOOKS_PER_LINE: u32 = 50;
 /// Dropping the future ends the attempts. The function may be called again.
 ///
 /// # Errors
-/// Errors that do not pass with time.
+/// Returns errors that do not pass with time.
 pub async fn begin_recovery(
     cache: &ObjectCache,
     objects: &ObjectsTable,
@@ -222,8 +222,8 @@ impl ShutdownError {
 /// the cache any more.
 ///
 /// # Errors
-/// [`ShutdownError`] if acknowledged data is neither stored nor in the journal, or if objects could
-/// not be recovered from the journal, which then keeps their records.
+/// Returns [`ShutdownError`] if acknowledged data is neither stored nor in the journal, or if
+/// objects could not be recovered from the journal, which then keeps their records.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     if cache.is_stored() {
         // This does not need the store, which may be unavailable.
@@ -254,7 +254,7 @@ pub async fn close_stored_journal(cache: &ObjectCache) {
 /// Dropping the future ends the attempts.
 ///
 /// # Errors
-/// The error of the last attempt.
+/// Returns the error of the last attempt.
 pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), Error> {
     let dirty_bytes = cache.counters().dirty_bytes;
     if dirty_bytes > 0 {

@@ -162,7 +162,7 @@ impl fmt::Display for Listening {
 /// Checks that no two listeners have the same address.
 ///
 /// # Errors
-/// [`ConfigError`] with the first address that occurs twice.
+/// Returns [`ConfigError`] with the first address that occurs twice.
 pub fn check_addresses(all: &[Listening]) -> Result<(), ConfigError> {
     for (at, one) in all.iter().enumerate() {
         if let Some(other) = all[..at].iter().find(|other| other.is_of(one)) {
@@ -231,7 +231,7 @@ impl SynapseTable {
     /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// The string that is not an address.
+    /// Returns the string that is not an address.
     pub fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         let wrong = |error: AddressError| ConfigError::new("synapse.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
@@ -247,7 +247,7 @@ impl SynapseTable {
     /// Sets the permissions of a unix socket on which a server listens.
     ///
     /// # Errors
-    /// One line if the system refuses.
+    /// Returns one line if the system refuses.
     pub fn restrict(&self, address: &Address) -> Result<(), String> {
         let Address::Unix(path) = address else { return Ok(()) };
         restrict_socket("synapse.unix_mode", &self.unix_mode, path)
@@ -257,7 +257,7 @@ impl SynapseTable {
     /// that is also accepted.
     ///
     /// # Errors
-    /// The problem with a file.
+    /// Returns the problem with a file.
     pub fn secrets(&self) -> Result<Vec<Secret>, ConfigError> {
         let current = secret("synapse.secret_file", &self.secret_file)?;
         let previous = secret("synapse.secret_file_previous", &self.secret_file_previous)?;
@@ -287,7 +287,7 @@ impl SynapseTable {
     /// Checks the table as far as this is possible without opening a socket.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         unix_mode("synapse.unix_mode", &self.unix_mode)?;
         self.check_ranges("synapse")?;
@@ -324,7 +324,7 @@ impl SynapseTable {
 /// Parses the permissions of a unix socket, in octal.
 ///
 /// # Errors
-/// If the text is not valid.
+/// Fails if the text is not valid.
 pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),
@@ -335,7 +335,7 @@ pub fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
 /// Sets the permissions of a unix socket to the value `mode` of the key `key`, in octal.
 ///
 /// # Errors
-/// One line if the value is not in octal, or the system refuses.
+/// Returns one line if the value is not in octal, or the system refuses.
 pub fn restrict_socket(key: &str, mode: &str, path: &Path) -> Result<(), String> {
     let mode = unix_mode(key, mode).map_err(|error| error.to_string())?;
     let set = std::fs::set_permissions(path, Permissions::from_mode(mode));

@@ -194,7 +194,7 @@ impl ObjectsTable {
     /// Returns the configuration of the cache.
     ///
     /// # Errors
-    /// A namespace whose name is invalid or occurs twice.
+    /// Returns a namespace whose name is invalid or occurs twice.
     pub fn cache(&self) -> Result<ObjectCacheConfig, ConfigError> {
         let mut namespaces = Vec::new();
         for (index, table) in self.namespaces.iter().enumerate() {
@@ -237,7 +237,7 @@ impl ObjectsTable {
     /// The same as for [`JournalTable::open`].
     ///
     /// # Errors
-    /// One line that names the directory, the problem and the remedy.
+    /// Returns one line that names the directory, the problem and the remedy.
     pub async fn open_journal(&self, waiting: &mut Waiting<'_>) -> Result<Option<OpenJournal>, StartError> {
         match &self.journal {
             Some(table) => table.open(waiting).await.map(Some),
@@ -250,7 +250,7 @@ impl ObjectsTable {
     /// memory are simulated on a sample of the requests.
     ///
     /// # Errors
-    /// The key with an invalid value.
+    /// Returns the key with an invalid value.
     pub fn open_cache(
         &self,
         below: Arc<dyn Blocker>,
@@ -268,7 +268,7 @@ impl ObjectsTable {
     /// Checks the values as far as this is possible without opening the store.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Some(backend) = &self.backend else {
             return invalid("objects.backend", "is missing; its kind must name the store of the objects");
@@ -281,7 +281,7 @@ impl ObjectsTable {
     /// the journal or the store: files that must be readable are read.
     ///
     /// # Errors
-    /// The first key that names an invalid file or directory.
+    /// Returns the first key that names an invalid file or directory.
     pub fn check_files(&self) -> Result<(), ConfigError> {
         self.backend.as_ref().map_or(Ok(()), BackendTable::check_files)?;
         self.journal.as_ref().map_or(Ok(()), JournalTable::check_place)
@@ -290,7 +290,7 @@ impl ObjectsTable {
     /// Checks the values except those of the store.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check_cache(&self) -> Result<(), ConfigError> {
         self.check_ranges("objects")?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;

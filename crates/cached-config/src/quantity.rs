@@ -58,7 +58,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 /// a whole number.
 ///
 /// # Errors
-/// One line with the value and the expected form, without the key.
+/// Returns one line with the value and the expected form, without the key.
 pub fn parse_number(key: &str, text: &str) -> Result<u64, String> {
     let number = || parse(text, &[("", 1)]).ok_or_else(|| format!("{text:?} is not a whole number"));
     parse_quantity(key, text).unwrap_or_else(number)
@@ -98,8 +98,8 @@ impl TimeUnit {
     /// Parses a duration: a whole number of this unit, or a number with its own unit.
     ///
     /// # Errors
-    /// One line with the value and the expected form, also for a duration that is not a whole
-    /// number of this unit.
+    /// Returns one line with the value and the expected form, also for a duration that is not a
+    /// whole number of this unit.
     pub fn parse(self, text: &str) -> Result<u64, String> {
         if let Some(number) = parse(text, &[("", 1)]) {
             return Ok(number);

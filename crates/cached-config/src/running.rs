@@ -81,7 +81,7 @@ impl Secrets {
     /// Reads the secrets from the files that the tables of the listener and of the store name.
     ///
     /// # Errors
-    /// The problem with a file.
+    /// Returns the problem with a file.
     pub fn read(
         listener: Option<&SynapseTable>,
         store: Option<&BackendTable>,
@@ -111,7 +111,8 @@ impl LiveObjects {
     /// store's secret.
     ///
     /// # Errors
-    /// The key whose value is incompatible with other values in force. Nothing has changed then.
+    /// Returns the key whose value is incompatible with other values in force. In that case nothing
+    /// has changed.
     pub fn change(
         &self,
         after: Option<&ObjectsTable>,
@@ -219,7 +220,7 @@ impl ListenerThreads {
     /// Starts `count` threads, whose names begin with `name`.
     ///
     /// # Errors
-    /// If the system refuses a thread or its runtime.
+    /// Fails if the system refuses a thread or its runtime.
     pub fn start(name: &str, count: usize) -> io::Result<ListenerThreads> {
         let (mut runtimes, mut ends) = (Vec::new(), Vec::new());
         for index in 0..count {

@@ -61,7 +61,7 @@ impl S3Table {
     /// Checks the values as far as this is possible without the server.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         require(!self.bucket.is_empty(), "objects.backend.bucket", || {
             "is missing; it must name a bucket".into()
@@ -112,7 +112,7 @@ mod store {
         /// Reads the files of credentials and authorities.
         ///
         /// # Errors
-        /// The problem with one of the files.
+        /// Returns the problem with one of the files.
         pub(crate) fn check_files(&self) -> Result<(), ConfigError> {
             self.store(blocker::OBJECT_BYTES_MAX_DEFAULT).check_files().or_else(mistake)
         }

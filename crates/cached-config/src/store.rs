@@ -71,7 +71,7 @@ impl Store {
     /// Opens the store. Blocks until it is open.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// Returns [`StartError`].
     pub fn open(table: &BackendTable, options: &OpenOptions) -> Result<Store, StartError> {
         let store = match table {
             BackendTable::Memory(table) => Ok(memory(table, options)),
@@ -156,7 +156,7 @@ impl Store {
     /// process ends.
     ///
     /// # Errors
-    /// The error of the store itself: some data may not be stored.
+    /// Returns the error of the store itself: some data may not be stored.
     pub fn close(self, timeout: Duration) -> blocker::Result<()> {
         drop(self.backend);
         #[cfg(not(any(feature = "rados", feature = "s3")))]
@@ -198,7 +198,7 @@ impl fmt::Debug for Store {
 /// may hold one.
 ///
 /// # Errors
-/// The handle, if other handles remain after `timeout`.
+/// Returns the handle, if other handles remain after `timeout`.
 #[cfg(feature = "rados")]
 fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
     let deadline = std::time::Instant::now() + timeout;
@@ -363,7 +363,7 @@ impl Store {
     /// [`shutdown_background`](tokio::runtime::Runtime::shutdown_background) does not.
     ///
     /// # Errors
-    /// Errors that do not pass with time.
+    /// Returns errors that do not pass with time.
     pub async fn open_when_available(
         table: &BackendTable,
         options: &OpenOptions,
@@ -389,7 +389,7 @@ impl Store {
     /// Dropping the future ends the attempts.
     ///
     /// # Errors
-    /// Errors that do not pass with time.
+    /// Returns errors that do not pass with time.
     pub async fn node_record(&self, waiting: &mut Waiting<'_>) -> Result<NodeRecord, StartError> {
         loop {
             match NodeRecord::open(&*self.backend(), &SystemClock, RECORD_TIMEOUT).await {

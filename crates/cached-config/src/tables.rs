@@ -36,7 +36,7 @@ impl DrainTimes {
     /// Checks the keys of `[process]` that set the times.
     ///
     /// # Errors
-    /// The key that is out of range.
+    /// Returns the key that is out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
         within("process.drain_delay_secs", self.delay_secs, 0..=SECS_MAX)?;
         within("process.drain_timeout_secs", self.timeout_secs, 1..=SECS_MAX).map(drop)
@@ -69,7 +69,7 @@ impl InsightTable {
     /// Checks the table.
     ///
     /// # Errors
-    /// The key with an invalid value.
+    /// Returns the key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         require((0.0..=1.0).contains(&self.sampled_share), "insight.sampled_share", || {
             format!("is {}; it must be between 0 and 1, where 0 is adaptive", self.sampled_share)
@@ -107,7 +107,7 @@ impl InsightTable {
 /// Checks the TLS table called `table`. The files that it names are not read.
 ///
 /// # Errors
-/// The first key with an invalid value.
+/// Returns the first key with an invalid value.
 pub fn check_tls(table: &str, settings: &TlsSettings) -> Result<(), ConfigError> {
     let key = |name: &str| format!("{table}.{name}");
     require(!settings.chain_file.as_os_str().is_empty(), &key("chain_file"), || {
@@ -131,7 +131,7 @@ pub fn check_tls(table: &str, settings: &TlsSettings) -> Result<(), ConfigError>
 /// `policies` are those of listeners with a policy of their own.
 ///
 /// # Errors
-/// The problem with the settings, or with a file.
+/// Returns the problem with the settings, or with a file.
 pub fn load_tls(
     table: &str,
     settings: Option<&TlsSettings>,

@@ -43,7 +43,8 @@ impl Rank {
     /// until the result is dropped. Call it just before taking the lock.
     ///
     /// # Panics
-    /// In a build with debug assertions, if the thread holds a lock of this level or a higher one.
+    /// Panics in a build with debug assertions if the thread holds a lock of this level or a higher
+    /// one.
     #[inline(always)]
     #[track_caller]
     pub fn enter(&'static self) -> Held {
@@ -54,8 +55,8 @@ impl Rank {
     /// ascending order of their numbers.
     ///
     /// # Panics
-    /// In a build with debug assertions, if the thread holds a lock of this rank with this number
-    /// or a higher one, or a lock of a higher level.
+    /// Panics in a build with debug assertions if the thread holds a lock of this rank with this
+    /// number or a higher one, or a lock of a higher level.
     #[inline(always)]
     #[track_caller]
     pub fn enter_nth(&'static self, number: u32) -> Held {
@@ -107,7 +108,7 @@ impl Drop for Held {
 /// Checks that the calling thread holds no ranked lock of `level` or above.
 ///
 /// # Panics
-/// In a build with debug assertions, if the thread holds such a lock.
+/// Panics in a build with debug assertions if the thread holds such a lock.
 #[inline(always)]
 #[track_caller]
 pub fn assert_none_from(level: u32) {

@@ -104,10 +104,10 @@ impl Blocking {
     /// means no limit.
     ///
     /// # Errors
-    /// If the system cannot create an epoll instance.
+    /// Fails if the system cannot create an epoll instance.
     ///
     /// # Panics
-    /// If `user_agent` is not a valid header value.
+    /// Panics if `user_agent` is not a valid header value.
     pub fn new(connector: Connector, user_agent: &str, timeout: Option<Duration>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let user_agent = HeaderValue::from_str(user_agent).expect("the program's own name");
@@ -118,10 +118,10 @@ impl Blocking {
     /// not followed.
     ///
     /// # Errors
-    /// [`RequestError`]. A response with an error status is not an error.
+    /// Returns [`RequestError`]. A response with an error status is not an error.
     ///
     /// # Panics
-    /// If called within an asynchronous task.
+    /// Panics if called within an asynchronous task.
     pub fn send(
         &self,
         request: request::Builder,

@@ -73,7 +73,7 @@ fn wrong(head: &Parts, is_essential: impl Fn(&str) -> bool) -> Option<&'static s
 /// Returns the single `Host` of a request.
 ///
 /// # Errors
-/// The mistake in the header.
+/// Returns the mistake in the header.
 pub fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
     let mut hosts = headers.get_all(HOST).into_iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

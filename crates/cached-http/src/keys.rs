@@ -64,7 +64,7 @@ struct AnonymousToml {
 /// messages, such as `BUCKET/PREFIX`.
 ///
 /// # Errors
-/// A one-line message that states the mistake and the correct form, without any secret.
+/// Returns a one-line message that states the mistake and the correct form, without any secret.
 pub fn parse_keys<P>(
     text: &str,
     example: &str,

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// block, as [`TcpListener::from_std`] requires.
 ///
 /// # Errors
-/// The system's error; `NotFound` if the name has no address.
+/// Returns the system's error; `NotFound` if the name has no address.
 pub fn bind(address: impl ToSocketAddrs) -> io::Result<Vec<StdListener>> {
     let mut sockets = Vec::new();
     for candidate in address.to_socket_addrs()? {
@@ -60,7 +60,7 @@ pub trait Server: Clone {
 /// Dropping the future, or the returned set, aborts the connections.
 ///
 /// # Panics
-/// If it is called outside of a tokio runtime.
+/// Panics if it is called outside of a tokio runtime.
 pub async fn accept<S: Server>(
     server: S,
     listener: TcpListener,

@@ -53,7 +53,7 @@ pub struct ServerLimits {
 /// with a server would have its own copy.
 ///
 /// # Errors
-/// A one-line message with the client's mistake, or the reason why the connection broke.
+/// Returns a one-line message with the client's mistake, or the reason why the connection broke.
 pub fn serve(
     socket: Box<dyn Socket>,
     limits: ServerLimits,

@@ -68,7 +68,7 @@ fn configuration_page(command: &Command, path: &Path, text: &str) -> (String, St
 /// are created if missing. Existing files are replaced.
 ///
 /// # Errors
-/// If a directory or a file cannot be written. Earlier files have been written by then.
+/// Fails if a directory or a file cannot be written. Earlier files have been written by then.
 pub fn write(mut command: Command, directory: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     // Pages about `help` and its subcommands would repeat the others. In completions, `help`

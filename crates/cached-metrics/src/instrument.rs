@@ -104,7 +104,7 @@ impl Histogram {
     /// Returns an empty histogram whose buckets have these inclusive upper bounds.
     ///
     /// # Panics
-    /// If the bounds are not in ascending order, or one is not finite.
+    /// Panics if the bounds are not in ascending order, or one is not finite.
     #[must_use]
     pub fn new(bounds: impl Into<Box<[f64]>>) -> Self {
         let bounds = bounds.into();

@@ -8,7 +8,7 @@ use std::{fs, io};
 /// Writes a file under a temporary name first, so that no reader finds an incomplete file.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn write_whole(path: &Path, draft_suffix: &str, text: &str) -> io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(draft_suffix);

@@ -40,7 +40,7 @@ impl Signals {
     /// Blocks the signals and opens the descriptor. Call it before any other thread exists.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// Fails if the system refuses.
     pub fn take_over() -> io::Result<Signals> {
         // SAFETY: an all-zero signal set is a valid value to be overwritten, the pointers lead to
         // it, and the signal numbers exist. Each call is checked, or cannot fail with these

@@ -33,7 +33,7 @@ pub fn decode_datagram(datagram: &[u8]) -> Option<(u16, &[u8])> {
 /// There are none if the reply is empty.
 ///
 /// # Panics
-/// If the reply is longer than [`UDP_REPLY_LEN_MAX`].
+/// Panics if the reply is longer than [`UDP_REPLY_LEN_MAX`].
 pub fn encode_datagrams(id: u16, reply: &[u8]) -> impl Iterator<Item = ([u8; UDP_HEADER_LEN], &[u8])> {
     let count =
         u16::try_from(reply.len().div_ceil(UDP_DATA_LEN_MAX)).expect("at most UDP_REPLY_LEN_MAX bytes");

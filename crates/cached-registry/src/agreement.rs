@@ -242,7 +242,7 @@ impl Agreement {
     /// Checks the node's own block on the disk while no write of it is in progress.
     ///
     /// # Errors
-    /// [`Usurped`]. The node must stop.
+    /// Returns [`Usurped`]. The node must stop.
     pub(crate) fn check(&self, own: Block) -> Result<(), Usurped> {
         let is_ours = self.is_uncertain || own == self.block;
         if is_ours { Ok(()) } else { Err(Usurped { node: self.me }) }
@@ -251,10 +251,10 @@ impl Agreement {
     /// Continues with the blocks of all nodes, in the order of their numbers.
     ///
     /// # Errors
-    /// [`Usurped`]. The node must stop.
+    /// Returns [`Usurped`]. The node must stop.
     ///
     /// # Panics
-    /// If `blocks` lacks the block of this node.
+    /// Panics if `blocks` lacks the block of this node.
     pub(crate) fn read(&mut self, blocks: &[Block]) -> Result<Step, Usurped> {
         let own = blocks[self.me];
         if self.is_uncertain && self.phase == Phase::Entering {

@@ -124,7 +124,7 @@ impl RegistryTable {
     /// Checks the values. The files that they name are not read.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self {
             Self::File(keys) => require(!keys.path.as_os_str().is_empty(), "registry.path", || {

@@ -28,7 +28,7 @@ impl Key {
     /// Returns the key with this text.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the text is not a valid key.
+    /// Returns [`Error::Invalid`] if the text is not a valid key.
     pub fn new(text: &str) -> Result<Self> {
         let is_part = |part: &str| {
             !part.is_empty()
@@ -176,7 +176,7 @@ impl Change {
 /// Checks changes that are to be made together.
 ///
 /// # Errors
-/// [`Error::Invalid`] or [`Error::TooLarge`].
+/// Returns [`Error::Invalid`] or [`Error::TooLarge`].
 pub(crate) fn check_changes(changes: &[Change]) -> Result<()> {
     if changes.is_empty() || changes.len() > CHANGES_MAX {
         let count = changes.len();
@@ -225,7 +225,7 @@ pub(crate) fn relied_on(lease: Duration) -> Duration {
 /// Checks the duration of a lease.
 ///
 /// # Errors
-/// [`Error::Invalid`].
+/// Returns [`Error::Invalid`].
 pub(crate) fn check_lease(duration: Duration) -> Result<()> {
     if (Duration::from_secs(1)..=LEASE_MAX).contains(&duration) {
         return Ok(());

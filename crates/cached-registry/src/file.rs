@@ -40,7 +40,7 @@ impl FileBody {
     /// Reads the file.
     ///
     /// # Errors
-    /// The mistake in the file, or the reason why it cannot be read.
+    /// Returns the mistake in the file, or the reason why it cannot be read.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let (values, time) = read(path)?;
         let mut loaded = Loaded { first: time, ..Loaded::default() };
@@ -51,7 +51,7 @@ impl FileBody {
     /// Reads the file again. After an error, the documents stay unchanged.
     ///
     /// # Errors
-    /// The errors of [`Self::open`].
+    /// Returns the errors of [`Self::open`].
     pub(crate) fn reload(&self) -> Result<()> {
         let (values, time) = read(&self.path)?;
         self.loaded.send_if_modified(|loaded| loaded.replace(values, time));

@@ -40,9 +40,9 @@ impl Registry {
     /// store itself, not a cache in front of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a mistake in the table or in a file that it names; [`Error::Denied`]
-    /// if the store or the disk cannot be used. etcd is not contacted, because it may be
-    /// unavailable for a while.
+    /// Returns [`Error::Invalid`] for a mistake in the table or in a file that it names;
+    /// [`Error::Denied`] if the store or the disk cannot be used. etcd is not contacted, because it
+    /// may be unavailable for a while.
     pub fn open(table: &RegistryTable, store: Option<Arc<dyn Blocker>>) -> Result<Self> {
         let mistake = |error: ConfigError| Error::Invalid(error.to_string().into());
         table.check().map_err(mistake)?;
@@ -77,7 +77,7 @@ impl Registry {
     /// Returns a document; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Denied`], [`Error::Corrupt`].
+    /// Returns [`Error::Unavailable`], [`Error::Denied`], [`Error::Corrupt`].
     pub async fn get(&self, key: &Key) -> Result<Option<Document>> {
         match &*self.0 {
             Body::File(body) => Ok(body.get(key)),
@@ -90,7 +90,7 @@ impl Registry {
     /// Returns the documents whose keys begin with `prefix`, all from one state of the registry.
     ///
     /// # Errors
-    /// The errors of [`Self::get`].
+    /// Returns the errors of [`Self::get`].
     pub async fn list(&self, prefix: &str) -> Result<Listing> {
         match &*self.0 {
             Body::File(body) => Ok(body.list(prefix)),
@@ -105,7 +105,7 @@ impl Registry {
     /// the revision of the changed documents.
     ///
     /// # Errors
-    /// [`Error::Conflict`] with the first document that does not have the required state;
+    /// Returns [`Error::Conflict`] with the first document that does not have the required state;
     /// [`Error::LeaseEnded`]; [`Error::OutcomeUnknown`]; [`Error::TooLarge`], [`Error::Invalid`];
     /// the errors of [`Self::get`].
     pub async fn change_if(&self, changes: &[Change]) -> Result<Revision> {
@@ -122,7 +122,7 @@ impl Registry {
     /// [bound](Change::with_lease) to it.
     ///
     /// # Errors
-    /// The errors of [`Self::change_if`].
+    /// Returns the errors of [`Self::change_if`].
     pub async fn grant(&self, duration: Duration) -> Result<Lease> {
         check_lease(duration)?;
         match &*self.0 {
@@ -136,8 +136,8 @@ impl Registry {
     /// Renews a lease. Returns the lease with its new time.
     ///
     /// # Errors
-    /// [`Error::LeaseEnded`], and the errors of [`Self::change_if`]. After an error other than
-    /// `LeaseEnded`, the lease is either unchanged or renewed.
+    /// Returns [`Error::LeaseEnded`], and the errors of [`Self::change_if`]. After an error other
+    /// than `LeaseEnded`, the lease is either unchanged or renewed.
     pub async fn renew(&self, lease: &Lease) -> Result<Lease> {
         match &*self.0 {
             Body::File(body) => body.refuse(),
@@ -151,7 +151,7 @@ impl Registry {
     /// ended, this is not an error.
     ///
     /// # Errors
-    /// The errors of [`Self::change_if`].
+    /// Returns the errors of [`Self::change_if`].
     pub async fn revoke(&self, lease: &Lease) -> Result<()> {
         match &*self.0 {
             Body::File(body) => body.refuse(),
@@ -171,8 +171,8 @@ impl Registry {
     /// Reads the file of a registry with `kind = "file"` again; other kinds have nothing to reload.
     ///
     /// # Errors
-    /// The mistake in the file, or the reason why it cannot be read. The documents then stay
-    /// unchanged.
+    /// Returns the mistake in the file, or the reason why it cannot be read. The documents then
+    /// stay unchanged.
     pub fn reload(&self) -> Result<()> {
         match &*self.0 {
             Body::File(body) => body.reload(),
@@ -225,7 +225,7 @@ impl Watch {
     /// time.
     ///
     /// # Errors
-    /// [`Error::Compacted`]: list the documents, and begin a new watch. After
+    /// Returns [`Error::Compacted`]: list the documents, and begin a new watch. After
     /// [`Error::Unavailable`], the next call continues where this watch has stopped; no change is
     /// missed. The other errors are those of [`Registry::get`].
     ///

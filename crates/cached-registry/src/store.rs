@@ -38,7 +38,8 @@ impl StoreCell {
     /// Returns the cell in the object `table` of `namespace`.
     ///
     /// # Errors
-    /// If the store cannot hold a table: it must check conditions and replace objects atomically.
+    /// Fails if the store cannot hold a table: it must check conditions and replace objects
+    /// atomically.
     pub(crate) fn new(
         store: Arc<dyn Blocker>,
         namespace: &str,

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Requests the shutdown of another process by SIGTERM.
 ///
 /// # Errors
-/// If the process no longer exists.
+/// Fails if the process no longer exists.
 pub fn request_end(pid: u32) -> io::Result<()> {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -28,7 +28,7 @@ pub fn is_root() -> bool {
 /// Returns the IDs of a user and of its group.
 ///
 /// # Errors
-/// If the user does not exist.
+/// Fails if the user does not exist.
 pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
     let name_c = std::ffi::CString::new(name)?;
     // SAFETY: the name is a valid C string, and the result is read before any other call can
@@ -46,7 +46,7 @@ pub fn user(name: &str) -> io::Result<(libc::uid_t, libc::gid_t)> {
 /// Switches to another user. Must be called before threads are started.
 ///
 /// # Errors
-/// If the user does not exist, or the system refuses.
+/// Fails if the user does not exist, or the system refuses.
 pub fn become_user(name: &str) -> io::Result<()> {
     let (uid, gid) = user(name)?;
     // SAFETY: the only pointer is the null pointer of an empty list.
@@ -65,7 +65,7 @@ pub fn become_user(name: &str) -> io::Result<()> {
 /// Allows core files of any size, or of the maximum size that the system permits.
 ///
 /// # Errors
-/// If no core file would be written at all.
+/// Fails if no core file would be written at all.
 pub fn allow_core_dumps() -> io::Result<()> {
     let limit = getrlimit(Resource::Core);
     if setrlimit(Resource::Core, Rlimit { current: None, maximum: None }).is_err() {
@@ -80,7 +80,7 @@ pub fn allow_core_dumps() -> io::Result<()> {
 /// Keeps the process's memory, present and future, from being paged out after its first use.
 ///
 /// # Errors
-/// If the system refuses, usually for lack of privileges.
+/// Fails if the system refuses, usually for lack of privileges.
 pub fn lock_memory() -> io::Result<()> {
     // SAFETY: the arguments are plain numbers.
     match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } {
@@ -118,7 +118,7 @@ impl Parent {
 /// stays the same; with `keep_output`, the standard streams stay the same.
 ///
 /// # Errors
-/// If the system refuses.
+/// Fails if the system refuses.
 ///
 /// Must be called before threads are started.
 pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<Parent> {
@@ -188,7 +188,7 @@ fn outcome(mut told: io::PipeReader, child: libc::pid_t) -> i32 {
 /// of the process that has handed over to this one.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn write_pid_file(path: &Path, is_taking_over: bool) -> io::Result<()> {
     if let Some(pid) = process_in_pid_file(path).filter(|_| !is_taking_over) {
         tracing::warn!(pid, "the pid file contained the ID of a running process");

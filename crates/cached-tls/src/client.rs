@@ -12,7 +12,7 @@ use crate::settings::{certificates_of, roots};
 /// the system.
 ///
 /// # Errors
-/// A one-line message: the file and its problem, or that the system has no authorities.
+/// Returns a one-line message: the file and its problem, or that the system has no authorities.
 pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, FileError> {
     match ca_file {
         Some(path) => Ok(of(of_file(path)?)),
@@ -23,8 +23,8 @@ pub fn with_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, FileErro
 /// Returns a configuration that trusts the system's authorities and those in a PEM file.
 ///
 /// # Errors
-/// The errors of [`with_authorities`], except that with a file, a system without authorities is not
-/// an error.
+/// Returns the errors of [`with_authorities`], except that with a file, a system without
+/// authorities is not an error.
 pub fn with_further_authorities(ca_file: Option<&Path>) -> Result<ClientConfig, FileError> {
     let Some(path) = ca_file else { return with_authorities(None) };
     let mut roots = of_file(path)?;

@@ -50,7 +50,7 @@ impl ServerTls {
     /// which listeners need a [`config`](Self::config) in addition to that of the settings.
     ///
     /// # Errors
-    /// [`TlsError`], a one-line message.
+    /// Returns [`TlsError`], a one-line message.
     pub fn load(settings: TlsSettings, policies: &[ClientCertificates]) -> Result<ServerTls, TlsError> {
         let mut all = vec![settings.client_certificates];
         for policy in policies {
@@ -96,7 +96,7 @@ impl ServerTls {
     /// files stay in force. Waits for the disk.
     ///
     /// # Errors
-    /// [`TlsError`], a one-line message.
+    /// Returns [`TlsError`], a one-line message.
     pub fn reload(&self) -> Result<(), TlsError> {
         self.reload_as(self.read.lock(), stamps(&self.settings), || Ok::<_, Infallible>(()))?;
         Ok(())
@@ -106,7 +106,7 @@ impl ServerTls {
     /// succeeds. Returns the outcome of `others`. Waits for the disk.
     ///
     /// # Errors
-    /// If the files cannot be used, in which case `others` is not run.
+    /// Fails if the files cannot be used, in which case `others` is not run.
     pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
         self.reload_as(self.read.lock(), stamps(&self.settings), others)
     }
@@ -115,7 +115,7 @@ impl ServerTls {
     /// had changed.
     ///
     /// # Errors
-    /// The errors of [`reload`](Self::reload), once for each change.
+    /// Returns the errors of [`reload`](Self::reload), once for each change.
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let (read, now) = (self.read.lock(), stamps(&self.settings));
         if *read == now {
@@ -308,7 +308,7 @@ const AFTER_ALL_SECS: u64 = 1 << 40;
 /// no date can be read.
 ///
 /// # Errors
-/// The file cannot be read, or contains no certificate.
+/// Fails if the file cannot be read, or contains no certificate.
 pub fn expiry_of(path: &Path) -> Result<Option<u64>, FileError> {
     Ok(expiry(&certificates_of(path)?, &crate::provider()))
 }

@@ -30,7 +30,8 @@ pub const BUSY: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
 /// Dropping the future closes the connection.
 ///
 /// # Errors
-/// A one-line message: the client's mistake, or that the handshake took more than ten seconds.
+/// Returns a one-line message: the client's mistake, or that the handshake took more than ten
+/// seconds.
 pub async fn accept(tls: &ServerTls, socket: TcpStream) -> Result<TlsStream<TcpStream>, String> {
     let config = tls.config(tls.settings().client_certificates).ok_or("there is no certificate")?;
     match tokio::time::timeout(HANDSHAKE_TIME_MAX, TlsAcceptor::from(config).accept(socket)).await {

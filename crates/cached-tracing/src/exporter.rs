@@ -68,7 +68,7 @@ impl Exporter {
     /// Starts the thread.
     ///
     /// # Errors
-    /// If the thread or its client cannot be started.
+    /// Fails if the thread or its client cannot be started.
     pub fn start(table: &TracingTable, origin: Origin) -> io::Result<Exporter> {
         let shared = Arc::new(Shared::default());
         let (sending, url) = (Arc::clone(&shared), table.url());

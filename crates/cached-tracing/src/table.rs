@@ -24,7 +24,7 @@ impl TracingTable {
     /// Checks the values.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             let why = format!("is {}; it must be between 0 and 1", self.sample_ratio);

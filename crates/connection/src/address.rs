@@ -44,7 +44,7 @@ impl<const PORT: u16> Address<PORT> {
     /// Returns the host's addresses; no addresses for a unix socket.
     ///
     /// # Errors
-    /// The resolver's error.
+    /// Returns the resolver's error.
     pub async fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         match self {
             Self::Tcp(address) => Ok(lookup_host(address.as_str()).await?.collect()),
@@ -115,10 +115,10 @@ impl<const PORT: u16> ListeningSocket<PORT> {
     /// Binds `address`, and listens. The path of a unix socket without a listener is taken over.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// Returns [`ListenError`].
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub async fn bind(address: &Address<PORT>) -> Result<Self, ListenError<PORT>> {
         match address.resolve().await {
             Ok(resolved) => Self::bind_resolved(address, &resolved),
@@ -130,7 +130,7 @@ impl<const PORT: u16> ListeningSocket<PORT> {
     /// `resolved`, that the system allows.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// Returns [`ListenError`].
     pub fn bind_resolved(
         address: &Address<PORT>,
         resolved: &[SocketAddr],
@@ -146,7 +146,7 @@ impl<const PORT: u16> ListeningSocket<PORT> {
     /// Uses a listening socket that another process has handed over.
     ///
     /// # Errors
-    /// If `socket` is not a listening socket of the kind of `address`.
+    /// Fails if `socket` is not a listening socket of the kind of `address`.
     pub fn adopt(address: &Address<PORT>, socket: OwnedFd) -> io::Result<Self> {
         let socket = Socket::from(socket);
         socket.set_nonblocking(true)?;

@@ -24,8 +24,8 @@ pub trait Service: Send + Sync + 'static {
     /// Takes a place for a connection.
     ///
     /// # Errors
-    /// The limit that is reached. The service has counted and logged the refusal. The connection is
-    /// closed immediately, and the client may retry later.
+    /// Returns the limit that is reached. The service has counted and logged the refusal. The
+    /// connection is closed immediately, and the client may retry later.
     fn take_place(&self, peer: &Peer) -> Result<Place, Refusal>;
 
     /// Returns the runtimes to which connections are assigned in turn. An empty list means the
@@ -56,7 +56,7 @@ impl Accepted {
     /// Returns the connection's stream, registered with the current runtime.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn into_stream(self) -> io::Result<Stream> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).and_then(Stream::tcp),
@@ -113,10 +113,10 @@ impl Listener {
 /// [`Connections::stop_listening`]. Then removes `file`. The caller keeps the socket open.
 ///
 /// # Errors
-/// If the system has no free file descriptor.
+/// Fails if the system has no free file descriptor.
 ///
 /// # Panics
-/// If it is called outside of a tokio runtime.
+/// Panics if it is called outside of a tokio runtime.
 pub fn serve_all<S: Service, const PORT: u16>(
     service: &Arc<S>,
     socket: &ListeningSocket<PORT>,

@@ -80,7 +80,7 @@ impl Connections {
     /// Takes a place for a connection of `peer`.
     ///
     /// # Errors
-    /// The limit that is reached.
+    /// Returns the limit that is reached.
     pub fn take(self: &Arc<Self>, peer: &Peer, limits: Limits) -> Result<Place, Refusal> {
         let network = peer.network();
         let mut open = self.open.lock();

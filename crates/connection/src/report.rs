@@ -25,7 +25,7 @@ impl SettingError {
     /// Fails with `problem` if `is_wrong`.
     ///
     /// # Errors
-    /// If `is_wrong`.
+    /// Fails if `is_wrong`.
     pub fn check(is_wrong: bool, setting: &'static str, problem: &str) -> Result<(), Self> {
         if is_wrong { Err(Self::new(setting, problem)) } else { Ok(()) }
     }

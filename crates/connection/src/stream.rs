@@ -53,7 +53,7 @@ impl Stream {
     /// Returns the stream of a TCP connection.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub fn tcp(stream: TcpStream) -> io::Result<Self> {
         // Frames are assembled before the write, so the kernel need not wait for more data.
         stream.set_nodelay(true)?;
@@ -170,7 +170,7 @@ impl Stream {
     /// Closes the sending direction.
     ///
     /// # Errors
-    /// The system's error.
+    /// Returns the system's error.
     pub async fn shutdown(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.poll_shutdown(cx)).await
     }

@@ -54,7 +54,7 @@ pub mod fuzzing {
     /// encoded again.
     ///
     /// # Panics
-    /// If the two messages differ.
+    /// Panics if the two messages differ.
     pub fn hand_over(packet: &[u8]) {
         use crate::upgrade::message::Message;
         if let Ok(message) = Message::decode(packet) {

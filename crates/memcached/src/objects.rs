@@ -10,14 +10,14 @@ pub trait ObjectHandOver: Debug + Send + Sync {
     /// address.
     ///
     /// # Errors
-    /// If the system has no descriptor.
+    /// Fails if the system has no descriptor.
     fn sockets(&self) -> io::Result<Vec<(String, OwnedFd)>>;
 
     /// Makes the cache store everything and release the store. Blocks until this is done. Clients
     /// wait in the meantime, and are served again when [`serve`](Self::serve) is called.
     ///
     /// # Errors
-    /// The reason why the cache continues to serve, as a part of a line.
+    /// Returns the reason why the cache continues to serve, as a part of a line.
     fn release(&self) -> Result<(), String>;
 
     /// Ends the cache, because another process has the store and the sockets.

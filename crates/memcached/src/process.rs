@@ -23,7 +23,7 @@ pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
 /// for test programs that request any free port. Does nothing if the variable is not set.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Fails if the file cannot be written.
 pub(crate) fn write_port_file(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Result<()> {
     let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME") else { return Ok(()) };
     let mut text = String::new();

@@ -31,7 +31,7 @@ pub const BYTES_MAX: u64 = 16 << 20;
 /// Reads a regular file.
 ///
 /// # Errors
-/// The reason why the file cannot be read.
+/// Returns the reason why the file cannot be read.
 pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     open(path, Kinds::Regular)?.bytes()
 }
@@ -50,7 +50,7 @@ pub enum Kinds {
 /// Opens a file.
 ///
 /// # Errors
-/// The reason why the file cannot be opened.
+/// Returns the reason why the file cannot be opened.
 pub fn open(path: &Path, kinds: Kinds) -> Result<NamedFile, FileError> {
     // The kind is checked before the file is opened, because opening a device can have effects.
     check(path, &std::fs::metadata(path)?, kinds)?;
@@ -102,7 +102,7 @@ impl NamedFile {
     /// Reads the whole file.
     ///
     /// # Errors
-    /// The system's error, or the file has become too large.
+    /// Returns the system's error, or an error if the file has become too large.
     pub fn bytes(self) -> Result<Vec<u8>, FileError> {
         let mut bytes = Vec::new();
         self.file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;

@@ -48,14 +48,14 @@ pub trait Reread: Send + Sync {
     /// Reads the file again. Its content applies once the returned function is called.
     ///
     /// # Errors
-    /// The errors of [`SecretFile::open`]. In that case the current content stays in force.
+    /// Returns the errors of [`SecretFile::open`]. In that case the current content stays in force.
     fn read_again(self: Arc<Self>) -> Result<PutInForce, FileError>;
 
     /// Reads the file again and puts its content in force, if the file has changed since the last
     /// check. Returns whether the file has changed.
     ///
     /// # Errors
-    /// The errors of [`Reread::read_again`].
+    /// Returns the errors of [`Reread::read_again`].
     fn reload_if_changed(self: Arc<Self>) -> Result<bool, FileError>;
 }
 

@@ -87,7 +87,7 @@ impl Keys {
     /// Identifies the client of a request, by HTTP's Basic authentication.
     ///
     /// # Errors
-    /// The mistake in the credentials.
+    /// Returns the mistake in the credentials.
     pub(crate) fn identify(&self, headers: &HeaderMap) -> Result<Client, &'static str> {
         let ring = self.0.current();
         let mut given = headers.get_all(AUTHORIZATION).into_iter();

@@ -117,7 +117,7 @@ pub(crate) fn is_essential(name: &str) -> bool {
 /// Returns the operation that a well-framed request asks for.
 ///
 /// # Errors
-/// The mistake in the request.
+/// Returns the mistake in the request.
 pub(crate) fn understand(head: &Parts) -> Result<Operation, Mistake> {
     let (namespace, name) = target(head.uri.path())?;
     let headers = &head.headers;

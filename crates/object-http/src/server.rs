@@ -110,10 +110,10 @@ impl Server {
     /// [`Self::serve`] is called. A unix socket file without a listener is replaced.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// Returns [`ListenError`].
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub async fn bind(&self, address: &Address) -> Result<(), ListenError> {
         let socket = ListeningSocket::bind(address).await?;
         self.bound.lock().push(socket.address().clone());
@@ -141,10 +141,10 @@ impl Server {
     /// Serves clients of the bound addresses from now on.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// Returns [`ListenError`].
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub fn serve(&self) -> Result<(), ListenError> {
         for socket in self.sockets.lock().drain(..) {
             let address = socket.address();

@@ -128,7 +128,7 @@ impl fmt::Debug for Secret {
 /// Returns random bytes that cannot be guessed.
 ///
 /// # Panics
-/// If the operating system has no random bytes: a handshake could not be secure.
+/// Panics if the operating system has no random bytes: a handshake could not be secure.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("random bytes from the operating system");

@@ -94,7 +94,7 @@ impl Config {
     /// socket, journal or backend, and takes no lock.
     ///
     /// # Errors
-    /// The first mistake.
+    /// Returns the first mistake.
     pub(crate) fn load(&self) -> Result<Loaded, ConfigError> {
         let mut addresses = self.synapse.listening();
         addresses.extend(self.admin.iter().flat_map(|table| Listening::of("admin.listen", &table.listen)));
@@ -117,7 +117,7 @@ impl Config {
     /// Reads the files of all secrets.
     ///
     /// # Errors
-    /// The file's problem.
+    /// Returns the file's problem.
     pub(crate) fn secrets(&self) -> Result<Secrets, ConfigError> {
         Secrets::read(Some(&self.synapse), Some(&self.backend)).map_err(in_this_file)
     }

@@ -148,7 +148,7 @@ impl History {
     /// Checks and records a read of these bytes, starting at sector `first`.
     ///
     /// # Errors
-    /// A description of the first sector with an impossible value.
+    /// Returns a description of the first sector with an impossible value.
     pub fn read(
         &mut self,
         asked: Moment,
@@ -173,7 +173,7 @@ impl History {
     /// answered before `flushed(domain)` must be stored.
     ///
     /// # Errors
-    /// A description of the first sector with an impossible value.
+    /// Returns a description of the first sector with an impossible value.
     pub fn stored(&self, flushed: impl Fn(u64) -> Moment, bytes: &[u8]) -> Result<(), String> {
         let values = values_of(bytes, 0)?;
         for (sector, value) in values.iter().enumerate() {

@@ -96,7 +96,7 @@ impl Client {
     /// Adds one to a number.
     ///
     /// # Errors
-    /// The reason for the failure.
+    /// Returns the reason for the failure.
     pub fn increment(&mut self, key: &str) -> Result<u64, Answer> {
         let number = |text: &[u8]| String::from_utf8_lossy(text).trim_end().parse::<u64>();
         match self.speaks {

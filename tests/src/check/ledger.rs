@@ -77,7 +77,7 @@ impl Account {
     /// Checks a version that was read.
     ///
     /// # Errors
-    /// A description of the contradiction.
+    /// Returns a description of the contradiction.
     pub fn judge_hit(&self, before: Before, version: u64) -> Result<(), String> {
         let (sent, void) = (self.sent(), self.void.load(SeqCst));
         let acknowledged = before.floor / 2;
@@ -102,7 +102,7 @@ impl Account {
     /// `lossless`, no value may vanish without a removal.
     ///
     /// # Errors
-    /// A lost version.
+    /// Returns a lost version.
     pub fn judge_miss(&self, before: Before, lossless: bool) -> Result<(), String> {
         let certain = before.floor / 2 > self.doubtful.load(SeqCst);
         let there = before.floor.is_multiple_of(2) && certain;

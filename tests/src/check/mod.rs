@@ -82,7 +82,7 @@ impl Key {
     /// Returns the version in a value of this key.
     ///
     /// # Errors
-    /// A description of the problem.
+    /// Returns a description of the problem.
     pub fn version(&self, value: &[u8]) -> Result<u64, String> {
         match self.group {
             Group::List => list_version(value),

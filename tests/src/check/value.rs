@@ -14,7 +14,7 @@ pub fn make(key: &str, version: u64, bytes: usize) -> Vec<u8> {
 /// Returns the version in a value of a key.
 ///
 /// # Errors
-/// The problem: another key's value, a torn value, or bytes that are not such a value.
+/// Returns the problem: another key's value, a torn value, or bytes that are not such a value.
 pub fn version(key: &str, value: &[u8]) -> Result<u64, String> {
     let shown = || value[..value.len().min(80)].escape_ascii().to_string();
     let end = value.iter().position(|byte| *byte == b'\n').ok_or_else(|| format!("no head: {}", shown()))?;

@@ -114,7 +114,7 @@ const PROGRESS_DEADLINE: Duration = Duration::from_secs(120);
 /// Performs the run.
 ///
 /// # Errors
-/// The reason why the run could not continue: a failed start, or a server that hangs.
+/// Returns the reason why the run could not continue: a failed start, or a server that hangs.
 pub fn run(options: &Options) -> Result<Report, String> {
     Run::new(options).run()
 }
@@ -333,7 +333,7 @@ fn replay_records(client: &dyn Blocker) -> Result<u64, String> {
 /// may be in memory.
 ///
 /// # Panics
-/// If the directory cannot be created.
+/// Panics if the directory cannot be created.
 pub fn directory(parent: &Path, name: &str) -> PathBuf {
     let directory = parent.join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&directory);

@@ -167,7 +167,7 @@ impl Model {
     /// check. A line for each fault goes to `report`.
     ///
     /// # Errors
-    /// If a request to the server fails.
+    /// Returns an error if a request to the server fails.
     pub fn check(&mut self, server: &dyn Blocker, report: &mut dyn FnMut(String)) -> Result<Faults, Error> {
         let mut faults = Faults::default();
         let mut found = Vec::new();

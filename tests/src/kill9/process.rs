@@ -41,7 +41,7 @@ impl Place {
     /// Writes the configuration: `objects` are lines of `[objects]` and tables below it.
     ///
     /// # Panics
-    /// If the file cannot be written.
+    /// Panics if the file cannot be written.
     pub fn configure(&self, objects: &str) {
         let text = format!(
             "[log]\nlevel = \"info\"\n[memcached]\nthreads = 1\nlisten = []\nunix_path = \"{}\"\n{objects}\n\
@@ -55,7 +55,7 @@ impl Place {
     /// Starts the program, without waiting until it listens.
     ///
     /// # Panics
-    /// If the program cannot be started.
+    /// Panics if the program cannot be started.
     pub fn spawn(&self) -> Process {
         // The socket of the previous process must not be mistaken for that of this one.
         let _ = std::fs::remove_file(self.path("socket"));
@@ -75,7 +75,7 @@ impl Place {
     /// Waits until the process listens.
     ///
     /// # Errors
-    /// The process's output, if it exited or took too long.
+    /// Returns the process's output, if it exited or took too long.
     pub fn wait(&self, process: &mut Process) -> Result<(), String> {
         let begun = Instant::now();
         while UnixStream::connect(self.path("socket")).is_err() {
@@ -93,7 +93,7 @@ impl Place {
     /// Connects a client that gives up soon after the server has ended.
     ///
     /// # Errors
-    /// The client's error.
+    /// Returns the client's error.
     pub fn connect(&self) -> blocker::Result<SynapseBlocker> {
         let mut config = object_client::config(Address::Unix(self.path("socket")));
         config.reconnect_timeout = Duration::from_millis(50);
@@ -113,7 +113,7 @@ impl Process {
     /// Ends the process properly.
     ///
     /// # Errors
-    /// The process's output, if it does not end.
+    /// Returns the process's output, if it does not end.
     pub fn end(mut self) -> Result<ExitStatus, String> {
         let pid = i32::try_from(self.child.id()).map_err(|error| error.to_string())?;
         // SAFETY: the process is our child, not yet waited for, so the PID is still its own.

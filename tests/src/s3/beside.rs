@@ -171,7 +171,7 @@ impl Both {
     /// Plays a sequence of requests in a bucket of its own.
     ///
     /// # Errors
-    /// The first difference that is not allowed, with the requests that led to it.
+    /// Returns the first difference that is not allowed, with the requests that led to it.
     pub fn play(&self, way: Way, seed: u64, count: usize, played: &mut Played) -> Result<(), String> {
         let (_, sidecar) = self.sidecars.iter().find(|(each, _)| *each == way).ok_or("no such way")?;
         let mut ends = Ends {

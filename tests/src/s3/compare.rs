@@ -38,7 +38,7 @@ struct Listed {
 /// Returns the contents of the file.
 ///
 /// # Panics
-/// If the file is invalid.
+/// Panics if the file is invalid.
 pub fn expected() -> Expected {
     toml::from_str(EXPECTED).expect("expected.toml")
 }

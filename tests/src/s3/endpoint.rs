@@ -107,7 +107,7 @@ impl Endpoint {
     /// `None`, and prints that `test` is skipped.
     ///
     /// # Panics
-    /// If the endpoint does not start.
+    /// Panics if the endpoint does not start.
     pub fn start(kind: Kind, test: &str, parent: &Path) -> Option<Self> {
         match kind {
             Kind::Versitygw => Self::versitygw_in(parent, test, parent),
@@ -183,7 +183,7 @@ impl Endpoint {
     /// Adds a user who may create buckets.
     ///
     /// # Panics
-    /// If the endpoint refuses the user.
+    /// Panics if the endpoint refuses the user.
     pub fn add(&self, user: &User) {
         let mut command;
         match &self.process {

@@ -14,7 +14,7 @@ use std::thread;
 /// Starts an endpoint, which ends with the process, and returns its URL.
 ///
 /// # Panics
-/// If no loopback port is free.
+/// Panics if no loopback port is free.
 pub fn start(folds_letters: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}", listener.local_addr().expect("its address"));

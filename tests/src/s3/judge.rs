@@ -73,7 +73,7 @@ impl Judge {
     /// Creates the users of the slices.
     ///
     /// # Panics
-    /// If the endpoint refuses a user.
+    /// Panics if the endpoint refuses a user.
     pub fn prepare(&self, endpoint: &Endpoint) {
         for number in 0..self.slices {
             for role in ROLES {
@@ -85,7 +85,7 @@ impl Judge {
     /// Runs the suite once.
     ///
     /// # Panics
-    /// If pytest does not complete.
+    /// Panics if pytest does not complete.
     pub fn run(&self, kind: Kind, pass: &Pass<'_>) -> Outcomes {
         let dir = tempfile::tempdir().expect("a directory");
         let write =

@@ -19,7 +19,7 @@ impl Sidecar {
     /// Starts `cached` in front of an endpoint, with additional lines in `[s3]`.
     ///
     /// # Panics
-    /// If the sidecar does not start.
+    /// Panics if the sidecar does not start.
     pub fn before(endpoint_url: &str, more: &str) -> Self {
         Self::configured(endpoint_url, |_| more.to_owned())
     }
@@ -28,7 +28,7 @@ impl Sidecar {
     /// each of whom has all rights, and signs its own requests as `own`.
     ///
     /// # Panics
-    /// If the sidecar does not start.
+    /// Panics if the sidecar does not start.
     pub fn with_keys(endpoint_url: &str, users: &[User], own: &User, more: &str) -> Self {
         let mut keys = String::new();
         for User { access_key, secret_key, .. } in users {
@@ -64,7 +64,7 @@ impl Sidecar {
     /// Returns the value of a metric, by name and labels.
     ///
     /// # Panics
-    /// If the metric does not exist.
+    /// Panics if the metric does not exist.
     pub fn metric(&self, name: &str) -> u64 {
         let (_, shown) = http::get(&self.daemon.admin, "/metrics");
         let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

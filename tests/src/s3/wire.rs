@@ -167,7 +167,7 @@ impl Connection {
     /// Sends a request and returns the response.
     ///
     /// # Errors
-    /// If the response is missing or invalid.
+    /// Fails if the response is missing or invalid.
     pub fn ask(&mut self, request: &Request, user: &User) -> io::Result<Answer> {
         let bytes = request.bytes(&self.host, user);
         let was_kept = self.socket.is_some();

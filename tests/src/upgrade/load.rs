@@ -55,7 +55,7 @@ const CHANGES_BETWEEN: u64 = 300;
 /// in addition to the memory file.
 ///
 /// # Panics
-/// If the server does not start, or an upgrade fails.
+/// Panics if the server does not start, or an upgrade fails.
 pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: bool) -> Report {
     let memory = memory_directory();
     let file = memory.path().join("memory");

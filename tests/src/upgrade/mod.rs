@@ -41,7 +41,7 @@ impl Upgradable {
     /// server's directory.
     ///
     /// # Panics
-    /// If the server does not start. The message contains its log.
+    /// Panics if the server does not start. The message contains its log.
     pub fn start(args: &str, configuration: &str) -> Upgradable {
         // SAFETY: the arguments are plain numbers; the call changes the parent of orphans.
         let code = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
@@ -59,7 +59,7 @@ impl Upgradable {
     /// Starts a new process after the previous one has ended.
     ///
     /// # Panics
-    /// If the server does not start. The message contains its log.
+    /// Panics if the server does not start. The message contains its log.
     pub fn start_again(&mut self) {
         let log = OpenOptions::new().create(true).append(true).open(self.path("log")).expect("a log");
         let place = self.dir.path().display().to_string();
@@ -170,7 +170,7 @@ impl Upgradable {
     /// ended. Returns the duration.
     ///
     /// # Panics
-    /// If the upgrade fails, with the log.
+    /// Panics if the upgrade fails, with the log.
     pub fn upgrade(&mut self) -> Duration {
         let begun = Instant::now();
         assert!(self.try_upgrade(), "the upgrade has failed:\n{}", self.log());
@@ -182,7 +182,7 @@ impl Upgradable {
     /// process continues.
     ///
     /// # Panics
-    /// If the upgrade neither succeeds nor fails in time. The message contains the log.
+    /// Panics if the upgrade neither succeeds nor fails in time. The message contains the log.
     pub fn try_upgrade(&mut self) -> bool {
         let (failed, old) = (self.failures(), self.pid);
         self.signal(libc::SIGUSR2);
@@ -199,7 +199,7 @@ impl Upgradable {
     /// Requests an upgrade that must fail; returns the notification to the service manager.
     ///
     /// # Panics
-    /// If the upgrade succeeds.
+    /// Panics if the upgrade succeeds.
     pub fn upgrade_in_vain(&mut self) -> String {
         let failed = self.failures();
         self.signal(libc::SIGUSR2);
@@ -219,7 +219,7 @@ impl Upgradable {
     /// the signal that has ended it.
     ///
     /// # Panics
-    /// If the process does not exit.
+    /// Panics if the process does not exit.
     pub fn wait_exit(&self) -> i32 {
         wait_for("the end of a process", || {
             let mut status = 0;
@@ -238,7 +238,7 @@ impl Upgradable {
     /// Shuts the server down.
     ///
     /// # Panics
-    /// If the shutdown fails.
+    /// Panics if the shutdown fails.
     pub fn end(mut self) {
         self.signal(libc::SIGTERM);
         assert_eq!(self.wait_exit(), 0, "{}", self.log());
@@ -267,7 +267,7 @@ impl Drop for Upgradable {
 /// Returns a directory for a memory file, on a tmpfs if there is one.
 ///
 /// # Panics
-/// If the directory cannot be created.
+/// Panics if the directory cannot be created.
 pub fn memory_directory() -> tempfile::TempDir {
     let fast = File::open("/dev/shm").is_ok().then(|| tempfile::tempdir_in("/dev/shm").ok()).flatten();
     fast.unwrap_or_else(|| tempfile::tempdir().expect("a directory"))

@@ -84,7 +84,7 @@ impl Running<'_> {
     /// Waits until `count` more changes are acknowledged.
     ///
     /// # Panics
-    /// If a writer has ended, or the changes take too long.
+    /// Panics if a writer has ended, or the changes take too long.
     pub fn more(&self, count: u64) {
         let before = self.round.acknowledged.load(Ordering::Relaxed);
         wait_for("changes of objects", || {
@@ -110,7 +110,7 @@ impl Objects {
     /// Runs `body` while all writers write.
     ///
     /// # Panics
-    /// If no client can connect, or `body` panics.
+    /// Panics if no client can connect, or `body` panics.
     pub fn under_load(
         &mut self,
         server: &mut Upgradable,
@@ -171,7 +171,7 @@ impl Objects {
     /// each fault.
     ///
     /// # Panics
-    /// If the server does not respond.
+    /// Panics if the server does not respond.
     pub fn check(&mut self, server: &Upgradable, loses_nothing: bool) -> Vec<String> {
         let client = connect(&places(server)[0]);
         let (mut lines, mut faults) = (Vec::new(), Faults::default());
@@ -233,7 +233,7 @@ fn observe(client: &SynapseBlocker, longest: &AtomicU64, is_over: &AtomicBool) -
 /// Connects continually through each of the sockets; returns the number of connections.
 ///
 /// # Errors
-/// The first refusal.
+/// Returns the first refusal.
 fn connect_always(places: &[Address], is_over: &AtomicBool) -> Result<u64, String> {
     let mut connections = 0;
     while !is_over.load(Ordering::Relaxed) {

@@ -62,7 +62,7 @@ pub fn scripts(workshop: &Path) -> (Vec<Script>, Vec<String>) {
 /// Runs all clients, each during `upgrades` upgrades.
 ///
 /// # Panics
-/// If a server does not start, or an upgrade fails.
+/// Panics if a server does not start, or an upgrade fails.
 pub fn run(scripts: &[Script], upgrades: u64) -> Report {
     let memory = memory_directory();
     let mut report = Report::default();

@@ -15,7 +15,7 @@ impl Image {
     /// Returns a copy of a server's disk.
     ///
     /// # Panics
-    /// If the disk cannot be read.
+    /// Panics if the disk cannot be read.
     pub fn of(socket: &Path, disk: &str, path: PathBuf) -> Self {
         let uri = format!("nbd+unix:///{disk}?socket={}", socket.display());
         succeeded(Command::new("nbdcopy").arg(uri).arg(&path)).unwrap_or_else(|why| panic!("{why}"));
@@ -25,7 +25,7 @@ impl Image {
     /// Returns whether the files have the same bytes.
     ///
     /// # Panics
-    /// If one of the files cannot be read.
+    /// Panics if one of the files cannot be read.
     pub fn is_same(&self, other: &Path) -> bool {
         let status = Command::new("cmp").arg(&self.path).arg(other).status();
         status.expect("cmp runs").success()
@@ -40,7 +40,7 @@ impl Image {
     /// system is intact.
     ///
     /// # Panics
-    /// If the file system is damaged.
+    /// Panics if the file system is damaged.
     pub fn check_after_replay(&self) {
         let mut replay = Command::new("e2fsck");
         replay.args(["-y", "-E", "journal_only"]).arg(&self.path);
@@ -51,7 +51,7 @@ impl Image {
     /// Copies a directory of the file system into a directory of this machine.
     ///
     /// # Panics
-    /// If the copy fails.
+    /// Panics if the copy fails.
     pub fn extract(&self, folder: &str, into: &Path) {
         std::fs::create_dir_all(into).expect("a folder");
         let mut dump = Command::new("debugfs");

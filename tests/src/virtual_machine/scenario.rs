@@ -56,7 +56,7 @@ fn configuration(place: &str) -> String {
 /// between. Finally boots Debian again from the surviving data.
 ///
 /// # Panics
-/// If data are missing or wrong, or a step takes too long.
+/// Panics if data are missing or wrong, or a step takes too long.
 pub fn run(system: &System, kills: u32) -> Report {
     let begin = Instant::now();
     let step = |what: &str| println!("{:>6.1} s: {what}", begin.elapsed().as_secs_f64());

@@ -50,7 +50,7 @@ impl System {
     /// The error names the program or package that this machine lacks.
     ///
     /// # Panics
-    /// If files cannot be written.
+    /// Panics if files cannot be written.
     pub fn prepare() -> Result<Self, String> {
         if !cfg!(target_arch = "x86_64") {
             return Err("the guest is an x86-64 one".into());

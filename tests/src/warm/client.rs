@@ -41,7 +41,7 @@ impl Connection {
     /// Connects.
     ///
     /// # Errors
-    /// A system error.
+    /// Returns a system error.
     pub fn open(port: u16) -> std::io::Result<Connection> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
@@ -52,7 +52,7 @@ impl Connection {
     /// Sends a request and reads its reply.
     ///
     /// # Errors
-    /// A system error: the server has ended.
+    /// Returns a system error: the server has ended.
     pub fn ask(&mut self, request: &[u8]) -> std::io::Result<Reply> {
         self.reader.get_mut().write_all(request)?;
         let mut line = String::new();
@@ -155,7 +155,7 @@ impl Client {
     /// Sends changes while `goes_on`; returns the longest duration of a change.
     ///
     /// # Errors
-    /// A system error: the server has ended.
+    /// Returns a system error: the server has ended.
     pub fn run_while(
         &mut self,
         port: u16,

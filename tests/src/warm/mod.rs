@@ -84,7 +84,7 @@ impl std::fmt::Display for Report {
 /// addition to the memory file.
 ///
 /// # Panics
-/// If the server does not start or end.
+/// Panics if the server does not start or end.
 pub fn run(file: &Path, args: &str, rounds: u64, clients: usize, seed: u64, is_verbose: bool) -> Report {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut report = Report::default();

@@ -183,7 +183,7 @@ fn memcached_exporter() {
 /// Returns the metrics page once the exporter serves it; `None` if the exporter has exited.
 ///
 /// # Errors
-/// The reason why the page is missing.
+/// Returns the reason why the page is missing.
 fn metrics(exporter: &mut Child, port: u16) -> std::io::Result<Option<String>> {
     let deadline = Instant::now() + CLIENT_DEADLINE;
     loop {

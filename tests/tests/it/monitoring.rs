@@ -134,7 +134,7 @@ fn get(port: u16, path: &str) -> Option<String> {
 /// Waits until `attempt` returns a value.
 ///
 /// # Panics
-/// If the deadline has passed.
+/// Panics if the deadline has passed.
 fn wait<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {

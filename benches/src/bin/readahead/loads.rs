@@ -84,7 +84,7 @@ pub(crate) fn made_up() -> Vec<Load> {
 /// Reads the traces in a directory.
 ///
 /// # Errors
-/// The file that cannot be read or is not a trace.
+/// Returns the file that cannot be read or is not a trace.
 pub(crate) fn traces(directory: &Path, block_bytes: u64) -> anyhow::Result<Vec<Load>> {
     let entries = std::fs::read_dir(directory).with_context(|| format!("opening {}", directory.display()))?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;

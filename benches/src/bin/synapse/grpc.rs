@@ -58,7 +58,7 @@ struct Answer {
 /// Serves the slots.
 ///
 /// # Errors
-/// If tonic cannot serve the listener.
+/// Fails if tonic cannot serve the listener.
 pub(crate) async fn serve(listener: TcpListener, slots: Arc<Slots>) -> Result<()> {
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
@@ -145,7 +145,7 @@ fn status(error: &blocker::Error) -> Status {
 /// Runs the closed loop `shape` against the server at `address`.
 ///
 /// # Errors
-/// If a call fails.
+/// Returns an error if a call fails.
 pub(crate) async fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) -> Result<()> {
     let channel = Endpoint::from_shared(format!("http://{address}"))?
         .tcp_nodelay(true)

@@ -34,7 +34,7 @@ impl PlayOptions {
     /// Performs the run.
     ///
     /// # Errors
-    /// If either side fails.
+    /// Returns an error if either side fails.
     pub(crate) fn run(&self) -> Result<()> {
         service::play(self.kind, &shape(self.operation, self.bytes, self.depth), self.requests)
     }
@@ -47,7 +47,7 @@ fn shape(operation: Operation, bytes: usize, depth: usize) -> Shape {
 /// Prints a line for each of a few shapes and every service.
 ///
 /// # Errors
-/// If valgrind is missing or a run fails.
+/// Returns an error if valgrind is missing or a run fails.
 pub(crate) fn print() -> Result<()> {
     let callgrind = Callgrind::find(Path::new("valgrind"))?;
     for (bytes, depth) in [(4 << 10, 1), (4 << 10, 32), (64 << 10, 8)] {

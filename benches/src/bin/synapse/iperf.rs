@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 /// Returns the bytes per second of one stream with writes of `bytes`; `None` without `iperf3`.
 ///
 /// # Errors
-/// If `iperf3` is installed but prints no figure.
+/// Fails if `iperf3` is installed but prints no figure.
 pub(crate) fn bandwidth(
     bytes: usize,
     duration: Duration,

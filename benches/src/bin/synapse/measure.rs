@@ -50,7 +50,7 @@ impl Meter {
     /// Counts responses to this process from process `server`.
     ///
     /// # Errors
-    /// If a process's clock cannot be read.
+    /// Fails if a process's clock cannot be read.
     pub(crate) fn new(server: u32, shape: &Shape) -> Result<Self> {
         Ok(Self {
             client: CpuClock::of(std::process::id())?,
@@ -98,7 +98,7 @@ impl Meter {
     /// Returns the measurement.
     ///
     /// # Errors
-    /// If a clock could not be read, or the load ended early.
+    /// Fails if a clock could not be read, or the load ended early.
     pub(crate) fn sample(self) -> Result<Sample> {
         if let Some(failure) = self.failure {
             return Err(failure);

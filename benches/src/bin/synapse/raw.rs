@@ -45,7 +45,7 @@ impl Header {
 /// Serves one connection after the other, forever.
 ///
 /// # Errors
-/// If the socket cannot be used. A client that disconnects is not an error.
+/// Fails if the socket cannot be used. A client that disconnects is not an error.
 pub(crate) fn serve(
     listener: &TcpListener,
     slot_count: usize,
@@ -102,7 +102,7 @@ fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>], batch_bytes: usize) 
 /// Runs the closed loop `shape` against the server at `address`.
 ///
 /// # Errors
-/// If the connection fails or a response is wrong.
+/// Returns an error if the connection fails or a response is wrong.
 pub(crate) fn load(address: SocketAddr, shape: &Shape, batch_bytes: usize, meter: &mut Meter) -> Result<()> {
     let stream = TcpStream::connect(address).context("connecting")?;
     stream.set_nodelay(true)?;

@@ -115,7 +115,7 @@ impl Report {
     /// Writes all runs and the machine's description as JSON.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn write_json(&self, path: &Path) -> Result<()> {
         let all = serde_json::json!({ "machine": Machine::read(), "runs": self.runs });
         std::fs::write(path, serde_json::to_vec_pretty(&all)?)

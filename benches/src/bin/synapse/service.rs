@@ -39,7 +39,7 @@ pub(crate) struct ServeOptions {
 /// Runs the server in the child process: prints its address, and serves until it is ended.
 ///
 /// # Errors
-/// If the server cannot listen, or its service is not built in.
+/// Fails if the server cannot listen, or its service is not built in.
 pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
     if let Some(cpu) = options.cpu {
         cpu::pin_current_thread(cpu)?;
@@ -86,7 +86,7 @@ async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
 /// the instructions of the process.
 ///
 /// # Errors
-/// If either side fails.
+/// Returns an error if either side fails.
 pub(crate) fn play(kind: Kind, shape: &Shape, requests: u64) -> Result<()> {
     let mut meter = Meter::counting(requests, shape)?;
     if let Some(batch_bytes) = kind.raw_batch_bytes() {
@@ -136,7 +136,7 @@ impl Service {
     /// Starts the service for `shape`'s working set.
     ///
     /// # Errors
-    /// If the child cannot be started, or exits immediately.
+    /// Fails if the child cannot be started, or exits immediately.
     pub(crate) fn start(kind: Kind, shape: &Shape, cpu: Option<usize>) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         let kind_name = clap::ValueEnum::to_possible_value(&kind).context("a kind has a name")?;
@@ -166,7 +166,7 @@ impl Service {
     /// Measures `shape` on the service.
     ///
     /// # Errors
-    /// If the load fails.
+    /// Returns an error if the load fails.
     pub(crate) fn measure(&self, shape: &Shape) -> Result<Sample> {
         let mut meter = Meter::new(self.child.id(), shape)?;
         let done = match self.kind.raw_batch_bytes() {

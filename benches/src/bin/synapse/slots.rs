@@ -49,7 +49,7 @@ impl Slots {
     /// Returns the bytes of a slot.
     ///
     /// # Errors
-    /// `Missing` if there is no such slot.
+    /// Returns `Missing` if there is no such slot.
     pub(crate) fn get(&self, slot: usize) -> Result<Segments, Error> {
         Ok(self.slots.get(slot).ok_or(Error::Missing)?.lock().clone())
     }
@@ -57,7 +57,7 @@ impl Slots {
     /// Replaces the bytes of a slot.
     ///
     /// # Errors
-    /// `Missing` if there is no such slot, `Invalid` if the slot has another length.
+    /// Returns `Missing` if there is no such slot, `Invalid` if the slot has another length.
     pub(crate) fn put(&self, slot: usize, data: Segments) -> Result<(), Error> {
         if data.len_bytes() != self.slot_bytes {
             return Err(Error::Invalid("not a whole slot".into()));
@@ -73,7 +73,7 @@ impl Slots {
     /// Returns the slot at `offset` of `object`.
     ///
     /// # Errors
-    /// `Missing` if the object is not one of the slots' objects.
+    /// Returns `Missing` if the object is not one of the slots' objects.
     pub(crate) fn slot_at(&self, object: &ObjectId, offset: u64) -> Result<usize, Error> {
         let digits = std::str::from_utf8(object.name.as_bytes()).ok();
         let number: usize = digits.and_then(|digits| digits.parse().ok()).ok_or(Error::Missing)?;

@@ -17,7 +17,7 @@ use crate::slots::{Slots, object, place};
 /// Serves the slots on a free loopback port until the server is dropped.
 ///
 /// # Errors
-/// If the server refuses its settings or cannot listen.
+/// Fails if the server refuses its settings or cannot listen.
 pub(crate) async fn serve(slots: Arc<Slots>) -> Result<(SocketAddr, Server)> {
     let server = Server::new(slots, ServerConfig::default()).map_err(Error::msg)?;
     let bound = server.listen(&Address::Tcp("127.0.0.1:0".to_owned())).await.map_err(Error::msg)?;
@@ -28,7 +28,7 @@ pub(crate) async fn serve(slots: Arc<Slots>) -> Result<(SocketAddr, Server)> {
 /// service.
 ///
 /// # Errors
-/// If a call fails.
+/// Returns an error if a call fails.
 pub(crate) async fn load(address: SocketAddr, shape: &Shape, has_crc: bool, meter: &mut Meter) -> Result<()> {
     let mut config = ClientConfig::new(Address::Tcp(address.to_string()));
     (config.connections, config.payload_crc) = (1, has_crc);

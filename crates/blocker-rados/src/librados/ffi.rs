@@ -53,7 +53,7 @@ macro_rules! functions {
             /// Loads the library.
             ///
             /// # Errors
-            /// `Unsupported` if the library is missing or too old.
+            /// Returns `Unsupported` if the library is missing or too old.
             pub(crate) fn load() -> Result<Self> {
                 let missing = |error: libloading::Error| {
                     Error::Unsupported(

@@ -93,8 +93,8 @@ impl Cluster {
     /// Connects. Blocks at most for the configured time.
     ///
     /// # Errors
-    /// If the library, the configuration file, the keyring or the monitor is missing; the error is
-    /// one line that names the missing one.
+    /// Fails if the library, the configuration file, the keyring or the monitor is missing; the
+    /// error is one line that names the missing one.
     pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
         let api = Arc::new(Api::load()?);
         wait_at_exit();
@@ -145,7 +145,7 @@ impl Cluster {
     /// Returns the pool's current number; asks the monitor if it is unknown. Blocks.
     ///
     /// # Errors
-    /// `Missing` if the pool does not exist; `Retryable`.
+    /// Returns `Missing` if the pool does not exist; `Retryable`.
     pub(crate) fn find_pool(&self, name: &str) -> Result<i64> {
         let name = c_string("pool", name)?;
         // SAFETY: the name ends in NUL and lives during the call.
@@ -181,7 +181,7 @@ impl Cluster {
     /// Opens a handle for one RADOS namespace of a pool.
     ///
     /// # Errors
-    /// `Missing` if the pool no longer exists.
+    /// Returns `Missing` if the pool no longer exists.
     pub(crate) fn open(self: &Arc<Self>, pool: i64, namespace: &CStr) -> Result<Arc<IoCtx>> {
         self.bury();
         let mut handle = std::ptr::null_mut();
@@ -396,7 +396,7 @@ impl Worker {
     /// Runs `job` on a thread.
     ///
     /// # Errors
-    /// `Retryable` if the queue is full.
+    /// Returns `Retryable` if the queue is full.
     pub(crate) fn run(&self, job: Job) -> Result<()> {
         self.jobs.try_send(job).map_err(|_| Error::Retryable("too many listings at once".into()))
     }

@@ -242,7 +242,7 @@ impl Core {
     /// Returns the state of an object, including attributes.
     ///
     /// # Errors
-    /// The errors of a read, except `Missing`.
+    /// Returns the errors of a read, except `Missing`.
     pub(crate) async fn look(self: &Arc<Self>, space: &Space, name: &Name, ordered: bool) -> Result<View> {
         let op = ReadOp { stat: true, attributes: true, ordered, ..ReadOp::default() };
         let (outcome, found) = self.read_object(space, &self.layout.object(name), op).await;

@@ -55,7 +55,7 @@ impl View {
     /// Returns the view in the result of a read of size and attributes.
     ///
     /// # Errors
-    /// `Corrupt` if an attribute has a value that this program never writes.
+    /// Returns `Corrupt` if an attribute has a value that this program never writes.
     pub(crate) fn read(outcome: Outcome, found: &Found) -> Result<Self> {
         let mut view = Self { version: outcome.version, ..Self::ABSENT };
         view.head = Head::Foreign { size_bytes: found.size_bytes };
@@ -129,7 +129,7 @@ impl Core {
     /// calls are allowed.
     ///
     /// # Errors
-    /// The errors of a read, except `Missing`: the object is still unsettled.
+    /// Returns the errors of a read, except `Missing`: the object is still unsettled.
     pub(crate) async fn settle(self: &Arc<Self>, space: &Space, object: &ObjectId) -> Result<()> {
         if !self.objects.is_unsettled(object) {
             return Ok(());

@@ -278,7 +278,7 @@ impl Layout {
 /// Checks the prefix of all keys.
 ///
 /// # Errors
-/// [`Error::Invalid`], with the valid form.
+/// Returns [`Error::Invalid`], with the valid form.
 pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     let fine = |segment: &str| is_plain(segment.as_bytes());
     if prefix.is_empty() || prefix.len() <= PREFIX_BYTES_MAX && prefix.split('/').all(fine) {

@@ -100,7 +100,7 @@ impl Core {
     /// Returns the record at a path, and its ETag, or an empty record if there is none.
     ///
     /// # Errors
-    /// If the request fails, and `Corrupt` if the content is not a record.
+    /// Returns an error if the request fails, and `Corrupt` if the content is not a record.
     pub(crate) async fn record_at(&self, path: &Path) -> Result<(Record, Option<String>)> {
         match self.requests.get(path, None, RECORD_BYTES_MAX).await? {
             Got::Missing => Ok((Record::default(), None)),
@@ -119,7 +119,7 @@ impl Core {
     /// work. Returns whether a put was made that may have changed the record.
     ///
     /// # Errors
-    /// The errors of `update`; `Retryable`, `Denied`.
+    /// Returns the errors of `update`; `Retryable`, `Denied`.
     async fn update_record(
         &self,
         place: Place<'_>,

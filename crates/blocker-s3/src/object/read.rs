@@ -193,7 +193,7 @@ impl Walk<'_> {
     /// Returns the next objects (possibly an empty page), or `None` at the end.
     ///
     /// # Errors
-    /// If the listing fails.
+    /// Returns an error if the listing fails.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<ObjectId>>> {
         for listing in &mut self.listings {
             if let Some(found) = listing.next().await? {

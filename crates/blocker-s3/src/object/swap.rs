@@ -46,7 +46,7 @@ impl Core {
     /// applied to the object are shut out.
     ///
     /// # Errors
-    /// Any error of a read, except `Missing`.
+    /// Returns any error of a read, except `Missing`.
     pub(crate) async fn look(&self, object: &ObjectId) -> Result<Option<Seen>> {
         let path = self.layout.head(object);
         for _ in 0..SETTLES {

@@ -48,7 +48,7 @@ impl FileCredentials {
     /// Reads the file.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with one line that names the file and the missing part.
+    /// Returns [`Error::Invalid`] with one line that names the file and the missing part.
     pub(crate) fn open(path: &Path, profile: &str, clock: Arc<dyn Clock>) -> Result<Self> {
         let wrong = |error: FileError| {
             unusable(error.reworded(|why| format!("credentials_file {}: {why}", path.display())))

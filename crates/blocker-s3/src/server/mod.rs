@@ -39,7 +39,7 @@ impl S3Config {
     /// a store does.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also for incomplete credentials.
+    /// Returns [`Error::Invalid`], also for incomplete credentials.
     pub fn check_files(&self) -> Result<()> {
         self.client(&(Arc::new(SystemClock) as _), &Connector::new(self)?).map(drop)
     }
@@ -47,7 +47,7 @@ impl S3Config {
     /// Returns the client. Reads the configured files, and sends nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`], also for incomplete credentials.
+    /// Returns [`Error::Invalid`], also for incomplete credentials.
     pub(crate) fn client(&self, clock: &Arc<dyn Clock>, connector: &Connector) -> Result<AmazonS3> {
         // The store itself retries, because it knows which requests are idempotent.
         let retry = RetryConfig {
@@ -119,8 +119,8 @@ impl Connector {
     /// Returns the connector of a configuration. Reads `ca_file`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the file is unusable, or an endpoint with TLS would have no trusted
-    /// authority.
+    /// Returns [`Error::Invalid`] if the file is unusable, or an endpoint with TLS would have no
+    /// trusted authority.
     pub(crate) fn new(config: &S3Config) -> Result<Self> {
         let tls = match is_plain(config) {
             true => Ok(cached_tls::client::no_authorities()),

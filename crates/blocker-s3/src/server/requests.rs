@@ -151,7 +151,7 @@ impl Listing<'_> {
     /// Returns the next page (the last one may be empty), or `None` at the end.
     ///
     /// # Errors
-    /// If the listing fails: see [`Requests::error`].
+    /// Returns an error if the listing fails: see [`Requests::error`].
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<ObjectMeta>>> {
         if self.is_done {
             return Ok(None);
@@ -179,7 +179,7 @@ impl Put {
     /// Returns the put if its outcome is known: [`Put::Done`] or [`Put::Lost`].
     ///
     /// # Errors
-    /// The error of [`Put::Refused`] or [`Put::Unknown`].
+    /// Returns the error of [`Put::Refused`] or [`Put::Unknown`].
     pub(crate) fn known(self) -> Result<Self> {
         match self {
             Self::Done(_) | Self::Lost => Ok(self),
@@ -341,8 +341,8 @@ impl Requests {
     /// Returns a small object, unless its ETag is `known`.
     ///
     /// # Errors
-    /// If the request fails (see [`Self::error`]). `Corrupt` if the object is larger than
-    /// `bytes_max`.
+    /// Returns an error if the request fails (see [`Self::error`]), and `Corrupt` if the object is
+    /// larger than `bytes_max`.
     pub(crate) async fn get(&self, path: &Path, known: Option<&str>, bytes_max: u64) -> Result<Got> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Got> {
             self.stats.gets.increment();
@@ -373,7 +373,8 @@ impl Requests {
     /// Returns a range of a blob, or `None` if the blob is missing.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`]. `Corrupt` if the blob is too short.
+    /// Returns an error if the request fails (see [`Self::error`]), and `Corrupt` if the blob is
+    /// too short.
     pub(crate) async fn get_range(&self, path: &Path, range: std::ops::Range<u64>) -> Result<Option<Bytes>> {
         let len = range.end - range.start;
         let request = |store: Arc<dyn ObjectStore>| -> Work<Bytes> {
@@ -399,7 +400,8 @@ impl Requests {
     /// Puts a blob with a new key.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`]. The change that needs the blob has not begun.
+    /// Returns an error if the request fails: see [`Self::error`]. The change that needs the blob
+    /// has not begun.
     pub(crate) async fn put_blob(&self, path: &Path, body: Bytes) -> Result<()> {
         let put = self.repeat(|store| self.put(store, path, &body, PutMode::Overwrite)).await;
         put.map(drop).map_err(|failure| self.error(path, failure))
@@ -483,7 +485,7 @@ impl Requests {
     /// Removes an object. A missing object is not an error.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`].
+    /// Returns an error if the request fails: see [`Self::error`].
     pub(crate) async fn delete(&self, path: &Path) -> Result<()> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<()> {
             self.stats.deletes.increment();
@@ -499,7 +501,7 @@ impl Requests {
     /// Returns at most `count` objects below `under`, in order, after the key `after`.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`].
+    /// Returns an error if the request fails: see [`Self::error`].
     pub(crate) async fn list(
         &self,
         under: &Path,
@@ -536,7 +538,7 @@ impl Requests {
     /// Returns the directories directly below `under`.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`].
+    /// Returns an error if the request fails: see [`Self::error`].
     pub(crate) async fn directories(&self, under: &Path) -> Result<Vec<Path>> {
         let request = |store: Arc<dyn ObjectStore>| -> Work<Vec<Path>> {
             self.stats.lists.increment();
@@ -549,7 +551,7 @@ impl Requests {
     /// Returns an object's metadata.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`].
+    /// Returns an error if the request fails: see [`Self::error`].
     pub(crate) async fn meta(&self, path: &Path) -> Result<ObjectMeta> {
         self.head(path).await.map_err(|failure| self.error(path, failure))
     }
@@ -557,7 +559,7 @@ impl Requests {
     /// Returns an object's metadata, or `None` if the object does not exist.
     ///
     /// # Errors
-    /// If the request fails: see [`Self::error`].
+    /// Returns an error if the request fails: see [`Self::error`].
     pub(crate) async fn meta_if_there(&self, path: &Path) -> Result<Option<ObjectMeta>> {
         match self.head(path).await {
             Ok(meta) => Ok(Some(meta)),
@@ -607,8 +609,8 @@ fn too_short(path: &Path) -> Error {
 /// Returns the bytes of a stream in one buffer, without a copy if they arrive in one buffer.
 ///
 /// # Errors
-/// The stream's errors. Also an error if there are more than `bytes_max` bytes, because a server
-/// may send more than it announces.
+/// Returns the stream's errors, and an error if there are more than `bytes_max` bytes, because a
+/// server may send more than it announces.
 async fn collect(
     mut stream: futures_util::stream::BoxStream<'static, object_store::Result<Bytes>>,
     bytes_max: u64,

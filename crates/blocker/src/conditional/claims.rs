@@ -104,7 +104,7 @@ impl Claim {
     /// Checks that this claim does not exclude `writer` from `epoch`.
     ///
     /// # Errors
-    /// `Fenced`.
+    /// Returns `Fenced`.
     pub fn refuse(self, (epoch, writer): (u64, WriterId)) -> Result<()> {
         if self.excludes(epoch, writer) { fenced(epoch) } else { Ok(()) }
     }
@@ -224,7 +224,7 @@ pub trait Claims: Sync {
     /// epoch of the wider scopes.
     ///
     /// # Errors
-    /// `Fenced`.
+    /// Returns `Fenced`.
     fn check_found(&self, _found: &Found<Self::Seen>, _above: u64, _epoch: u64) -> Result<()> {
         Ok(())
     }
@@ -264,7 +264,7 @@ fn after_raise(raised: bool) -> impl Fn(Error) -> Error {
 /// error names the epoch in force.
 ///
 /// # Errors
-/// `Fenced`, `Invalid`, and the errors of the store.
+/// Returns `Fenced`, `Invalid`, and the errors of the store.
 pub async fn claim<S: Claims>(store: &S, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
     if epoch == Epoch(0) {
         return match epoch_in_force(store, scope).await? {

@@ -38,7 +38,7 @@ pub struct Seen {
 /// object too large.
 ///
 /// # Errors
-/// `TooLarge`.
+/// Returns `TooLarge`.
 pub fn check(change: &Change, object_bytes_max: u64) -> Result<()> {
     match change {
         Change::CompareAndWrite { expected, .. } if expected.len_bytes() as u64 > BUCKET_BYTES => {
@@ -52,8 +52,8 @@ pub fn check(change: &Change, object_bytes_max: u64) -> Result<()> {
 /// `scopes`.
 ///
 /// # Errors
-/// The errors of [`admission::admit`]; `Missing` if there is no object and the change does not
-/// create one.
+/// Returns the errors of [`admission::admit`]; `Missing` if there is no object and the change does
+/// not create one.
 pub fn admit(change: &Change, terms: &ChangeTerms, seen: Seen, scopes: Scopes) -> Result<()> {
     let domain = terms.domain.map_or(0, |_| seen.domain_fence.unwrap_or(scopes.domain));
     let claimed = seen.fence.unwrap_or(scopes.whole).max(domain);
@@ -83,7 +83,7 @@ pub fn stored(change: &Change, version: Version, size_bytes: u64) -> ChangeReply
 /// returned unchanged.
 ///
 /// # Errors
-/// The errors of `read`; `TooLarge`.
+/// Returns the errors of `read`; `TooLarge`.
 pub async fn copied<F>(
     (from, from_condition): (&ObjectId, Condition),
     (to, mut terms): (&ObjectId, ChangeTerms),

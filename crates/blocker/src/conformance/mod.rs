@@ -272,7 +272,7 @@ impl Report {
     /// Checks that no case failed and at least one passed.
     ///
     /// # Panics
-    /// If a case failed, or none passed, with all failures and the seed.
+    /// Panics if a case failed, or none passed, with all failures and the seed.
     #[track_caller]
     pub fn assert_passed(&self) {
         let failures: Vec<_> = self.failures().map(ToString::to_string).collect();

@@ -113,7 +113,7 @@ impl Faulty {
     /// call may be in progress.
     ///
     /// # Errors
-    /// The errors of the blocker below, while surviving changes are applied there.
+    /// Returns the errors of the blocker below, while surviving changes are applied there.
     pub fn restart(&self) -> Result<()> {
         let rng = {
             let mut state = self.shared.state.lock();

@@ -90,8 +90,8 @@ pub struct CheckReport {
 /// check. Without `repair` the directory is only read.
 ///
 /// # Errors
-/// `Denied` if a process has the store open or the directory is not a store; `Unsupported` if
-/// another version of this program wrote it; the disk's errors. A repair that ends with an error
+/// Returns `Denied` if a process has the store open or the directory is not a store; `Unsupported`
+/// if another version of this program wrote it; the disk's errors. A repair that ends with an error
 /// has made the repairs that it reported.
 pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)) -> Result<CheckReport> {
     let dir = dir.as_ref();

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Opens a regular file, and refuses any other kind. Never waits for a FIFO, and follows no link.
 ///
 /// # Errors
-/// `InvalidInput`, without a system error code, for any other kind; the system's errors.
+/// Returns `InvalidInput`, without a system error code, for any other kind; the system's errors.
 pub fn open_regular(path: &Path, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666)));
@@ -64,7 +64,7 @@ impl Owner {
     /// Makes the directory's owner the owner of a file that this process has just created.
     ///
     /// # Errors
-    /// The system's errors.
+    /// Returns the system's errors.
     pub fn give(self, made: &File) -> io::Result<()> {
         let Some((uid, gid)) = self.0 else { return Ok(()) };
         let found = made.metadata()?;
@@ -93,8 +93,8 @@ impl DirectoryLock {
     /// Locks a directory; readers share the lock.
     ///
     /// # Errors
-    /// `Denied` while another process holds the lock, with that process's ID; `Unsupported` if the
-    /// file system does not support such locks; the disk's errors.
+    /// Returns `Denied` while another process holds the lock, with that process's ID; `Unsupported`
+    /// if the file system does not support such locks; the disk's errors.
     pub(super) fn take(dir: &Path, access: Access) -> Result<Self> {
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
         let file = File::open(dir).map_err(failed)?;

@@ -67,7 +67,7 @@ pub(super) enum Found<T> {
 /// Converts the result of opening a file.
 ///
 /// # Errors
-/// The system's error if it is unknown whether the file exists.
+/// Returns the system's error if it is unknown whether the file exists.
 pub(super) fn found<T>(opened: io::Result<T>) -> io::Result<Found<T>> {
     opened.map(Found::File).or_else(|error| {
         let foreign = error.get_ref().and_then(|error| error.downcast_ref::<NotRegular>());

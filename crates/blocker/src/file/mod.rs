@@ -139,7 +139,8 @@ impl FileStore {
     /// parents.
     ///
     /// # Errors
-    /// `Denied` if the directory already contains a store; the errors of [`Self::open_with`].
+    /// Returns `Denied` if the directory already contains a store; the errors of
+    /// [`Self::open_with`].
     pub fn create(dir: impl AsRef<Path>) -> Result<()> {
         let dir = dir.as_ref();
         if ["superblock", "superblock.copy"].iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
@@ -152,10 +153,10 @@ impl FileStore {
     /// Opens the store in `dir`.
     ///
     /// # Errors
-    /// `Denied` if there is no store and [`FileConfig::access`] does not permit to create one, if
-    /// another process has the store open, if it may not be read or written, or if the directory
-    /// contains other files; `Unsupported` if a newer program wrote the store, or the file system
-    /// has no O_DIRECT; `Corrupt`; the disk's errors.
+    /// Returns `Denied` if there is no store and [`FileConfig::access`] does not permit to create
+    /// one, if another process has the store open, if it may not be read or written, or if the
+    /// directory contains other files; `Unsupported` if a newer program wrote the store, or the
+    /// file system has no O_DIRECT; `Corrupt`; the disk's errors.
     pub fn open_with(dir: impl AsRef<Path>, config: FileConfig, clock: Arc<dyn Clock>) -> Result<Self> {
         let dir = dir.as_ref();
         let failed = |error: &std::io::Error| Error::from_io(error, &format!("opening {}", dir.display()));
@@ -207,7 +208,7 @@ impl FileStore {
     /// object gets a new version.
     ///
     /// # Errors
-    /// The errors of a flush. The store is closed nevertheless.
+    /// Returns the errors of a flush. The store is closed nevertheless.
     pub fn close(&self) -> Result<()> {
         self.store.close()
     }

@@ -118,7 +118,7 @@ impl State {
     /// Returns the file of an existing object.
     ///
     /// # Errors
-    /// `Missing`.
+    /// Returns `Missing`.
     pub(super) fn live(&self) -> Result<&Arc<dyn DiskFile>> {
         self.file.as_ref().filter(|_| self.alive).ok_or(Error::Missing)
     }
@@ -148,7 +148,7 @@ impl State {
 /// Decodes the first bytes of an object's file.
 ///
 /// # Errors
-/// `Corrupt`, or `Unsupported` if another version of this program wrote it.
+/// Returns `Corrupt`, or `Unsupported` if another version of this program wrote it.
 pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<Option<(Slot, bool)>> {
     match Slot::find(header, slot::name_sum(id)) {
         slot::Found::Slot { slot, one_damaged } => Ok(Some((slot, one_damaged))),
@@ -179,7 +179,7 @@ pub(super) fn check_header(path: &Path, id: &ObjectId, header: &[u8]) -> Result<
 /// the last start after a crash, that is, if its version is not below `version_floor`.
 ///
 /// # Errors
-/// `Corrupt`.
+/// Returns `Corrupt`.
 pub(super) fn check_len(path: &Path, slot: &Slot, len: u64, version_floor: u64) -> Result<()> {
     match size_mismatch(slot, len, version_floor) {
         None => Ok(()),
@@ -219,7 +219,7 @@ impl Object {
     /// the file rewritten.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported`, depending on the header; the disk's errors.
+    /// Returns `Corrupt` or `Unsupported`, depending on the header; the disk's errors.
     pub(super) fn load(&self, state: &mut State, disk: &dyn Disk, version_floor: u64) -> Result<bool> {
         if state.loaded {
             return Ok(false);
@@ -302,7 +302,7 @@ impl Object {
     /// directory entry if necessary.
     ///
     /// # Errors
-    /// `WritesLost` if this or an earlier sync failed.
+    /// Returns `WritesLost` if this or an earlier sync failed.
     pub(super) fn sync(&self, with_version: bool) -> Result<()> {
         let state = self.state.read();
         let mut header = self.header.lock();
@@ -403,7 +403,7 @@ impl Object {
     }
 
     /// # Errors
-    /// `WritesLost`.
+    /// Returns `WritesLost`.
     pub(super) fn check_not_lost(&self) -> Result<()> {
         if self.lost.load(Ordering::Acquire) {
             return Err(Error::WritesLost(

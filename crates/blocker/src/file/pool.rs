@@ -43,7 +43,7 @@ pub(super) type Late = fn() -> Error;
 
 impl Pool {
     /// # Errors
-    /// If a thread cannot be started.
+    /// Fails if a thread cannot be started.
     pub(super) fn new(threads: usize, jobs_max: usize) -> std::io::Result<Self> {
         let mut pool = Self { shared: Arc::default(), threads: Vec::new(), jobs_max };
         for index in 0..threads {

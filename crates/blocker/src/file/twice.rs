@@ -52,7 +52,7 @@ pub(super) struct Twice<T> {
 
 impl<T: PartialEq> Twice<T> {
     /// # Errors
-    /// `Unsupported` if another version of this program wrote one of them.
+    /// Returns `Unsupported` if another version of this program wrote one of them.
     pub(super) fn read(
         disk: &dyn Disk,
         root: &Path,
@@ -81,7 +81,7 @@ impl<T: PartialEq> Twice<T> {
     /// that of the first file.
     ///
     /// # Errors
-    /// If a file that may hold the value could not be read.
+    /// Fails if a file that may hold the value could not be read.
     pub(super) fn in_force(&self, root: &Path, name: &str) -> Result<Option<&T>> {
         let value = self.value();
         match self.unread(name).next().filter(|_| value.is_none()) {
@@ -133,7 +133,7 @@ impl<T: PartialEq> Twice<T> {
 /// at all, and the other file stays unchanged until then.
 ///
 /// # Errors
-/// The disk's errors; each file is then the old one or the new one.
+/// Returns the disk's errors; each file is then the old one or the new one.
 pub(super) fn replace(
     disk: &dyn Disk,
     root: &Path,
@@ -213,7 +213,7 @@ impl Superblock {
     }
 
     /// # Errors
-    /// `Corrupt`, or `Unsupported` if a newer program wrote it.
+    /// Returns `Corrupt`, or `Unsupported` if a newer program wrote it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let mut input = open(bytes, SUPERBLOCK_MAGIC, "the superblock")?;
         let clean = input.u32()? != 0;
@@ -251,7 +251,7 @@ pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
 }
 
 /// # Errors
-/// `Corrupt`, or `Unsupported` if a newer program wrote it.
+/// Returns `Corrupt`, or `Unsupported` if a newer program wrote it.
 pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
     let mut input = open(bytes, CLAIMS_MAGIC, "the file of claims")?;
     let mut claims = Claims::default();

@@ -34,7 +34,7 @@ impl Buffer {
     /// unspecified. `None` if `fill` returns false.
     ///
     /// # Panics
-    /// If `len` exceeds [`BUFFER_BYTES`].
+    /// Panics if `len` exceeds [`BUFFER_BYTES`].
     #[inline]
     pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
         assert!(len <= BUFFER_BYTES, "longer than a buffer");

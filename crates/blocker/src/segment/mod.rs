@@ -49,7 +49,7 @@ pub trait ReceiveBuffer: Send {
     /// read.
     ///
     /// # Errors
-    /// The error of `read`.
+    /// Returns the error of `read`.
     fn fill(&mut self, read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>)
     -> io::Result<usize>;
 
@@ -103,7 +103,7 @@ impl Segment {
     /// `token`.
     ///
     /// # Panics
-    /// If `range` lies outside the owner's bytes or beyond 4 GiB.
+    /// Panics if `range` lies outside the owner's bytes or beyond 4 GiB.
     #[must_use]
     #[inline]
     pub fn pinned(owner: Arc<dyn SegmentOwner>, token: u64, range: Range<usize>) -> Self {
@@ -172,7 +172,7 @@ impl Segment {
     /// Returns the part `range`, which shares the memory.
     ///
     /// # Panics
-    /// If `range` lies outside.
+    /// Panics if `range` lies outside.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len_bytes(), "outside the segment");
@@ -318,7 +318,7 @@ impl Segments {
     /// Returns the part `range`, which shares the memory.
     ///
     /// # Panics
-    /// If `range` lies outside.
+    /// Panics if `range` lies outside.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len_bytes(), "outside the payload");

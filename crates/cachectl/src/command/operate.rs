@@ -155,7 +155,7 @@ fn invalidation(objects: &str) -> Result<Value, Failure> {
 /// Repeats the request until the response reports completion, or `timeout` has nearly passed.
 ///
 /// # Errors
-/// The reason why the operation is not complete, and the errors of [`Admin::post`].
+/// Returns the reason why the operation is not complete, and the errors of [`Admin::post`].
 pub(super) fn until_done(
     admin: &Admin,
     path: &str,

@@ -273,7 +273,7 @@ impl Misses {
 /// Returns the number of keys that a request for `/hot.json` names.
 ///
 /// # Errors
-/// The response to a request for no keys, or for too many.
+/// Returns the response to a request for no keys, or for too many.
 pub fn hot_count(request: &Request) -> Result<usize, Box<Response>> {
     let count = request.query("count").map(|count| count.parse().unwrap_or(0));
     match count.unwrap_or(HOT_SHOWN) {

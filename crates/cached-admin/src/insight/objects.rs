@@ -122,7 +122,7 @@ impl ObjectsInsight {
     /// even on loopback.
     ///
     /// # Errors
-    /// If the system cannot create a thread.
+    /// Fails if the system cannot create a thread.
     pub fn start(
         admin: Option<&AdminServer>,
         statistics: &ObjectStatistics,

@@ -272,7 +272,7 @@ impl Arbiter {
     /// may be in progress.
     ///
     /// # Errors
-    /// The violated condition.
+    /// Returns the violated condition.
     pub fn validate(&self) -> Result<(), String> {
         let Some(objects) = self.objects.upgrade() else { return Ok(()) };
         let (items, buckets) = (self.kv.item_memory(), objects.bytes());

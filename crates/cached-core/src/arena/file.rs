@@ -196,7 +196,7 @@ impl ArenaFile {
     /// writing or locking it.
     ///
     /// # Errors
-    /// [`ArenaFileError`], except for a file in use or of another user.
+    /// Returns [`ArenaFileError`], except for a file in use or of another user.
     pub fn check(path: impl AsRef<Path>) -> Result<(), ArenaFileError> {
         let path = path.as_ref();
         let failed = failed(path, "cannot open it");
@@ -214,8 +214,8 @@ impl ArenaFile {
     /// Opens or creates a file, locks it, and reads its contents. Nothing in it changes yet.
     ///
     /// # Errors
-    /// [`ArenaFileError`], including for a file that does not contain an arena. An arena that
-    /// cannot be taken over is not an error.
+    /// Returns [`ArenaFileError`], including for a file that does not contain an arena. An arena
+    /// that cannot be taken over is not an error.
     pub fn open(path: impl AsRef<Path>) -> Result<ArenaFile, ArenaFileError> {
         let path = path.as_ref().to_owned();
         let failed = |what| failed(&path, what);
@@ -258,7 +258,7 @@ impl ArenaFile {
     /// leaves the file unchanged.
     ///
     /// # Errors
-    /// [`ArenaFileError`] if the file cannot be read.
+    /// Returns [`ArenaFileError`] if the file cannot be read.
     pub fn handed_over(
         path: impl AsRef<Path>,
         file: impl Into<File>,
@@ -318,7 +318,7 @@ impl ArenaFile {
     /// new file.
     ///
     /// # Errors
-    /// [`ArenaFileError`] if the file cannot be extended or mapped.
+    /// Returns [`ArenaFileError`] if the file cannot be extended or mapped.
     pub(crate) fn map(
         self,
         wanted: Identity,
@@ -456,8 +456,8 @@ impl HeldFile {
     /// any more.
     ///
     /// # Errors
-    /// The system's error, after which the bytes may not be on the disk. A process in the same boot
-    /// takes them over nevertheless.
+    /// Returns the system's error, after which the bytes may not be on the disk. A process in the
+    /// same boot takes them over nevertheless.
     pub(crate) fn end(
         &self,
         identity: &Identity,

@@ -37,7 +37,7 @@ impl Memory {
     /// Returns `len` bytes of a mapping, starting at `offset`.
     ///
     /// # Panics
-    /// If the mapping has fewer.
+    /// Panics if the mapping has fewer.
     #[cfg(not(miri))]
     pub(crate) fn part(map: &Arc<MmapRaw>, offset: usize, len: usize) -> Memory {
         assert!(offset <= map.len() && len <= map.len() - offset, "a part beyond the mapping");
@@ -75,7 +75,7 @@ impl Memory {
     /// numbers are multiples of the page size.
     ///
     /// # Errors
-    /// If the system refuses; the bytes may then keep their content.
+    /// Fails if the system refuses; the bytes may then keep their content.
     ///
     /// # Safety
     /// The memory is anonymous, the range lies within it, and no thread refers to a byte of it.
@@ -143,7 +143,7 @@ impl<T: Atomics> Table<T> {
     /// Takes over the values of an earlier process.
     ///
     /// # Panics
-    /// If the memory is too small for the values.
+    /// Panics if the memory is too small for the values.
     pub(crate) fn over(memory: Memory, count: usize) -> Table<T> {
         assert!(memory.len() >= count * size_of::<T>(), "the memory is smaller than the table");
         assert!(memory.base().cast::<T>().is_aligned());

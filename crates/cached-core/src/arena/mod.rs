@@ -113,7 +113,7 @@ impl Arena {
     /// Maps the memory and divides it. Only the region table is touched.
     ///
     /// # Errors
-    /// [`ArenaError`] if the sizes are inconsistent or the system refuses the memory.
+    /// Returns [`ArenaError`] if the sizes are inconsistent or the system refuses the memory.
     pub(crate) fn new(config: ArenaConfig) -> Result<Arena, ArenaError> {
         Arena::over(config, |count, bytes| {
             Ok((Table::new(count, false)?, Memory::map(bytes, config.huge_pages)?))
@@ -124,7 +124,7 @@ impl Arena {
     /// regions. All regions count as taken until [`restore_free`](Arena::restore_free) is called.
     ///
     /// # Errors
-    /// The errors of [`Arena::new`].
+    /// Returns the errors of [`Arena::new`].
     pub(crate) fn in_memory_of(
         config: ArenaConfig,
         table: Memory,

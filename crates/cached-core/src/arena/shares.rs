@@ -23,7 +23,7 @@ impl MemoryRange {
     /// Checks the range of a memory whose initial size, the setting `key`, is `bytes`.
     ///
     /// # Errors
-    /// The rule that is violated.
+    /// Returns the rule that is violated.
     pub(crate) fn check(&self, key: &str, bytes: u64, bytes_min: u64) -> Result<(), String> {
         let Self { bytes_min: least, bytes_max: most } = *self;
         ensure(least >= bytes_min, || format!("its minimum must be at least {bytes_min}"))?;
@@ -58,7 +58,7 @@ impl Arena {
     /// a file must not be released this way.
     ///
     /// # Errors
-    /// If the system refuses the memory; the share then stays unchanged.
+    /// Fails if the system refuses the memory; the share then stays unchanged.
     pub(crate) fn release_memory(&self, owner: Owner, keep: u32) -> std::io::Result<bool> {
         let mut free = lock(&self.free);
         if free.available(owner) <= keep {
@@ -85,7 +85,7 @@ impl Arena {
     /// Returns bytes of the arena to the system; they are zero when used again.
     ///
     /// # Errors
-    /// If the system refuses; the bytes may then keep their content.
+    /// Fails if the system refuses; the bytes may then keep their content.
     ///
     /// # Safety
     /// The caller owns the bytes, whole pages of anonymous memory, and no thread refers to any of
@@ -117,7 +117,7 @@ impl Arena {
     /// share. No other thread may use the arena.
     ///
     /// # Panics
-    /// If a check fails.
+    /// Panics if a check fails.
     pub(crate) fn validate(&self) {
         let free = lock(&self.free);
         let held: u32 = free.held.iter().sum();

@@ -304,13 +304,13 @@ impl Superblock {
     /// Creates the superblock of a store without a file.
     ///
     /// # Errors
-    /// The system's error if it refuses the memory.
+    /// Returns the system's error if it refuses the memory.
     pub(crate) fn without_file() -> std::io::Result<Superblock> {
         Ok(Superblock::over(Memory::map(SUPERBLOCK_BYTES, false)?))
     }
 
     /// # Panics
-    /// If the memory is smaller than a superblock.
+    /// Panics if the memory is smaller than a superblock.
     pub(super) fn over(memory: Memory) -> Superblock {
         assert!(memory.len() >= SUPERBLOCK_BYTES && memory.base().addr().is_multiple_of(align_of::<Notes>()));
         Superblock { memory }

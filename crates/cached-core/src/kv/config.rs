@@ -215,8 +215,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`] or the system refuses the
-    /// memory.
+    /// Returns [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`] or the system refuses
+    /// the memory.
     pub fn with_capacity_bytes(bytes: usize) -> Result<Kv, KvConfigError> {
         let config = KvConfig::default();
         // A small store keeps the default limit for items as far as possible.

@@ -240,7 +240,7 @@ impl Kv {
     /// ```
     ///
     /// # Panics
-    /// If `make` panics.
+    /// Panics if `make` panics.
     pub fn get_or_insert_with<V: Into<NewValue>>(&self, key: &[u8], make: impl FnOnce() -> V) -> Vec<u8> {
         let Ok(value) = self.try_get_or_insert_with(key, || Ok::<V, Infallible>(make()));
         value
@@ -257,11 +257,11 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// The error of `make`. Then nothing is stored, and one of the callers that waited calls its
-    /// own `make`.
+    /// Returns the error of `make`. In that case nothing is stored, and one of the callers that
+    /// waited calls its own `make`.
     ///
     /// # Panics
-    /// If `make` panics.
+    /// Panics if `make` panics.
     pub fn try_get_or_insert_with<V: Into<NewValue>, E>(
         &self,
         key: &[u8],
@@ -305,8 +305,8 @@ impl Kv {
     /// fail.
     ///
     /// # Errors
-    /// The error of `make`. Then nothing is stored, and one of the callers that waited creates the
-    /// value instead.
+    /// Returns the error of `make`. In that case nothing is stored, and one of the callers that
+    /// waited creates the value instead.
     pub async fn try_get_or_insert_async<V: Into<NewValue>, E>(
         &self,
         key: &[u8],

@@ -48,7 +48,7 @@ impl Kv {
     /// Stores a value until it is removed or evicted.
     ///
     /// # Errors
-    /// [`StoreError`]. The old value, if there is one, then stays.
+    /// Returns [`StoreError`]. The old value, if there is one, then stays.
     pub fn set(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::NEVER).map(drop)
     }
@@ -66,7 +66,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`]. The old value, if there is one, then stays.
+    /// Returns [`StoreError`]. The old value, if there is one, then stays.
     pub fn set_for(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::after_duration(self.now_secs(), ttl)).map(drop)
     }
@@ -82,7 +82,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns [`StoreError`].
     pub fn add(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Add, key, value, Expiry::NEVER)
     }
@@ -90,7 +90,7 @@ impl Kv {
     /// Stores a value if the key has one already. Returns whether it was stored.
     ///
     /// # Errors
-    /// [`StoreError`]. The old value then stays.
+    /// Returns [`StoreError`]. The old value then stays.
     pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Replace, key, value, Expiry::NEVER)
     }
@@ -99,7 +99,7 @@ impl Kv {
     /// too large.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns [`StoreError`].
     pub fn append(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Append, key, value, Expiry::NEVER)
     }
@@ -108,7 +108,7 @@ impl Kv {
     /// too large.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// Returns [`StoreError`].
     pub fn prepend(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Prepend, key, value, Expiry::NEVER)
     }
@@ -127,8 +127,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`CasError`]. A store without CAS values ([`KvConfig::cas`](super::KvConfig::cas)) always returns
-    /// [`CasError::Changed`] for an item that exists.
+    /// Returns [`CasError`]. A store without CAS values ([`KvConfig::cas`](super::KvConfig::cas))
+    /// always returns [`CasError::Changed`] for an item that exists.
     pub fn compare_and_set(&self, key: &[u8], value: &[u8], cas: u64) -> Result<u64, CasError> {
         let options = StoreOptions { mode: StoreMode::Cas, compare: cas, ..StoreOptions::default() };
         match self.store(key, self.hash(key), value, &options) {
@@ -162,7 +162,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`CountError`].
+    /// Returns [`CountError`].
     pub fn increment(&self, key: &[u8], delta: u64) -> Result<u64, CountError> {
         self.count(key, false, delta)
     }
@@ -170,7 +170,7 @@ impl Kv {
     /// Subtracts from the decimal number in a value, down to 0. Returns the difference.
     ///
     /// # Errors
-    /// [`CountError`].
+    /// Returns [`CountError`].
     pub fn decrement(&self, key: &[u8], delta: u64) -> Result<u64, CountError> {
         self.count(key, true, delta)
     }

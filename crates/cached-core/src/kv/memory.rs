@@ -113,7 +113,7 @@ impl Kv {
     /// never waits for a request.
     ///
     /// # Errors
-    /// If the system does not take the memory back; nothing is released.
+    /// Fails if the system does not take the memory back; nothing is released.
     pub(crate) fn release_step(&self) -> std::io::Result<Released> {
         let now = self.inner.now();
         self.inner.log.release_step(&*self.inner, now)

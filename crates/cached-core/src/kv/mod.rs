@@ -145,7 +145,8 @@ impl Kv {
     /// is shorter.
     ///
     /// # Errors
-    /// [`KvConfigError`] if the configuration is inconsistent or the system refuses the memory.
+    /// Returns [`KvConfigError`] if the configuration is inconsistent or the system refuses the
+    /// memory.
     pub fn new(mut config: KvConfig) -> Result<Kv, KvConfigError> {
         config.check()?;
         let mut policy = std::mem::replace(&mut config.policy, Box::new(policy::Lru::default()));
@@ -248,7 +249,7 @@ impl Kv {
     /// store during the call.
     ///
     /// # Panics
-    /// If they do not agree. The message names the contradiction.
+    /// Panics if they do not agree. The message names the contradiction.
     pub fn validate(&self) {
         let inner = &self.inner;
         let log = &inner.log;

@@ -160,7 +160,7 @@ impl NbdTable {
     /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// The string that is not an address.
+    /// Returns the string that is not an address.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         let wrong = |error: AddressError| ConfigError::new("nbd.listen", error);
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
@@ -176,7 +176,7 @@ impl NbdTable {
     /// Sets the permissions of a unix socket on which a server listens.
     ///
     /// # Errors
-    /// One line if the system refuses.
+    /// Returns one line if the system refuses.
     pub(crate) fn restrict(&self, address: &Address) -> Result<(), String> {
         let Address::Unix(path) = address else { return Ok(()) };
         restrict_socket("nbd.unix_mode", &self.unix_mode, path)

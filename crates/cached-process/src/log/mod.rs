@@ -103,7 +103,7 @@ impl Log {
     /// Sends the events of all threads to standard error from now on.
     ///
     /// # Panics
-    /// If the process has a log subscriber already.
+    /// Panics if the process has a log subscriber already.
     pub fn install(table: LogTable) -> Log {
         table.format.use_outside();
         let lines = Arc::new(Lines::new(table));

@@ -40,7 +40,7 @@ pub trait Program: Send + Sync {
     /// Reads and checks the whole configuration.
     ///
     /// # Errors
-    /// A one-line message: the mistake, its position, and the valid values.
+    /// Returns a one-line message: the mistake, its position, and the valid values.
     fn read(&self) -> Result<Source, String>;
 
     /// Returns the configuration file, if there is one.
@@ -56,7 +56,7 @@ pub trait Program: Send + Sync {
     /// files have changed.
     ///
     /// # Errors
-    /// A one-line message if the keys are inconsistent. Nothing has changed then.
+    /// Returns a one-line message if the keys are inconsistent. In that case nothing has changed.
     fn apply(&self, table: &Table) -> Result<Vec<String>, String>;
 
     /// Returns `table` with the values derived from others added.
@@ -186,7 +186,7 @@ impl<'a> Reloads<'a> {
     /// Starts a reload, or schedules one after the present reload.
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub fn request(&mut self) {
         if self.running.is_some() {
             self.is_due = true;

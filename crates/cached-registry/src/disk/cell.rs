@@ -36,7 +36,7 @@ impl DiskCell {
     /// Returns the cell on `disk`, which this process uses as node `me`.
     ///
     /// # Errors
-    /// If the disk cannot be read.
+    /// Fails if the disk cannot be read.
     pub(crate) fn new(disk: Arc<Disk>, me: usize) -> Result<Self> {
         let records = disk.read_agreement()?;
         let Some((block, noted)) = records.get(me).copied() else {

@@ -58,7 +58,8 @@ impl Disk {
     /// that contains only zeros is prepared.
     ///
     /// # Errors
-    /// If the disk cannot be opened, is not a registry's disk, or has a different number of nodes.
+    /// Fails if the disk cannot be opened, is not a registry's disk, or has a different number of
+    /// nodes.
     pub(crate) fn open(path: &Path, nodes: usize, creates: bool) -> Result<Self> {
         if !(1..=NODES_MAX).contains(&nodes) {
             return Err(Error::Invalid(format!("{nodes} nodes; a disk has 1 to {NODES_MAX}").into()));
@@ -104,7 +105,7 @@ impl Disk {
     /// Returns the election's blocks of all nodes.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], or [`Error::Corrupt`] if a block is damaged.
+    /// Returns [`Error::Unavailable`], or [`Error::Corrupt`] if a block is damaged.
     pub(crate) fn read_blocks(&self) -> Result<Vec<Block>> {
         let records = self.read_records(1 + self.nodes)?;
         Ok(records.into_iter().map(|(block, _)| block).collect())
@@ -113,7 +114,7 @@ impl Disk {
     /// Writes the election's block of `node`, which is stored when this returns.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`].
+    /// Returns [`Error::OutcomeUnknown`].
     pub(crate) fn write_block(&self, node: usize, block: Block) -> Result<()> {
         self.write_record(1 + self.nodes, node, block, Noted::default())
     }
@@ -123,7 +124,7 @@ impl Disk {
     /// in an election.
     ///
     /// # Errors
-    /// The errors of [`Self::read_blocks`] and [`Self::write_block`].
+    /// Returns the errors of [`Self::read_blocks`] and [`Self::write_block`].
     pub(crate) fn block_time(&self, node: usize) -> Result<Duration> {
         let mut longest = Duration::ZERO;
         for _ in 0..4 {

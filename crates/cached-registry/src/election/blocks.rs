@@ -57,7 +57,7 @@ pub(crate) fn epoch_time_min(nodes: usize, block_time: Duration) -> Duration {
 /// Checks an epoch time against the minimum.
 ///
 /// # Errors
-/// If the time is too short, in one line.
+/// Returns one line if the time is too short.
 pub(crate) fn check_epoch_time(time: Duration, nodes: usize, block_time: Duration) -> Result<(), String> {
     let least = epoch_time_min(nodes, block_time);
     if time >= least {
@@ -244,10 +244,10 @@ impl BlockElection {
     /// Handles the blocks of all nodes, in the order of their numbers.
     ///
     /// # Errors
-    /// [`Usurped`]. This node must stop.
+    /// Returns [`Usurped`]. This node must stop.
     ///
     /// # Panics
-    /// If `blocks` lacks the block of this node.
+    /// Panics if `blocks` lacks the block of this node.
     pub(crate) fn read(&mut self, now: Timestamp, blocks: &[Block]) -> Result<(), Usurped> {
         let under_way = self.under_way.take();
         let is_step = under_way == Some(UnderWay::Step);

@@ -52,7 +52,7 @@ impl Candidates {
     /// Returns the candidates of an election in which this host is `me`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the host's name cannot be part of a document's name.
+    /// Returns [`Error::Invalid`] if the host's name cannot be part of a document's name.
     pub(super) fn new(registry: Registry, me: Candidate, number: Option<usize>) -> Result<Self> {
         let key = candidate_key(&me.node)?;
         let key = match number {
@@ -128,7 +128,8 @@ impl Candidates {
     /// Returns the number of a leader's successor, on a disk and unless any host may succeed.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the candidate does not exist, and the errors of [`Registry::list`].
+    /// Returns [`Error::Invalid`] if the candidate does not exist, and the errors of
+    /// [`Registry::list`].
     pub(super) async fn successor(&self, to: &Release) -> Result<Option<usize>> {
         let Release::To(name) = to else { return Ok(None) };
         if *name == self.me.node {

@@ -74,7 +74,7 @@ impl LeaderDocument {
     /// Reads a document's value.
     ///
     /// # Errors
-    /// The reason why the value is not a leader's document.
+    /// Returns the reason why the value is not a leader's document.
     pub fn decode(value: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(value).map_err(|error| format!("the leader's document is malformed: {error}"))
     }

@@ -37,8 +37,8 @@ const REQUESTS_MAX: usize = 8;
 /// measures the time of its blocks, which blocks the thread for some milliseconds.
 ///
 /// # Errors
-/// [`Error::Denied`] if the registry does not support elections; [`Error::Invalid`] if the lease is
-/// too short for the registry, or the name of `me` has invalid characters.
+/// Returns [`Error::Denied`] if the registry does not support elections; [`Error::Invalid`] if the
+/// lease is too short for the registry, or the name of `me` has invalid characters.
 pub fn elect(
     registry: &Registry,
     me: Candidate,

@@ -240,7 +240,7 @@ impl Elector {
     /// Checks whether a leader can step down for `to`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if no candidate has the successor's name; the errors of
+    /// Returns [`Error::Invalid`] if no candidate has the successor's name; the errors of
     /// [`Registry::list`](crate::Registry::list).
     pub async fn check(&self, to: &Release) -> Result<()> {
         self.candidates.successor(to).await.map(drop)
@@ -252,9 +252,9 @@ impl Elector {
     /// [`Release::To`] and this host's own name, to the next process of this host.
     ///
     /// # Errors
-    /// [`Error::Denied`] if this host does not lead; [`Error::Invalid`] if no candidate has the
-    /// successor's name; the errors of [`Registry::list`](crate::Registry::list). After an error
-    /// the host leads as before.
+    /// Returns [`Error::Denied`] if this host does not lead; [`Error::Invalid`] if no candidate has
+    /// the successor's name; the errors of [`Registry::list`](crate::Registry::list). After an
+    /// error the host leads as before.
     ///
     /// # Cancel safety
     /// If the future is dropped, the host either steps down or leads as before.

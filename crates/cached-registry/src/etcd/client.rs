@@ -36,7 +36,7 @@ impl Login {
     /// Reads the password.
     ///
     /// # Errors
-    /// The reason, in one line.
+    /// Returns the reason, in one line.
     pub(crate) fn password(&self) -> Result<String, String> {
         let path = &self.password_file;
         let text = named_file::open(path, named_file::Kinds::Regular).and_then(named_file::NamedFile::text);
@@ -95,7 +95,7 @@ impl EtcdClient {
     /// Sends a request to the endpoints in turn, until one responds.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`] only for a change.
+    /// Returns [`Error::OutcomeUnknown`] only for a change.
     pub(super) async fn call(&self, method: &str, request: &Value, effect: Effect) -> Result<Value> {
         let mut attempts = self.endpoints.len();
         let mut may_log_in = self.login.is_some();

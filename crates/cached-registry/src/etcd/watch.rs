@@ -53,7 +53,7 @@ impl EtcdWatch {
     /// Waits for changes after `after` of documents with this prefix.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] after each failure; the next call opens the stream again.
+    /// Returns [`Error::Unavailable`] after each failure; the next call opens the stream again.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.

@@ -80,7 +80,7 @@ impl Table {
     /// Decodes a table. An empty table has no bytes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`].
+    /// Returns [`Error::Corrupt`].
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() {
             return Ok(Self::default());
@@ -97,7 +97,7 @@ impl Table {
     /// Encodes the table.
     ///
     /// # Errors
-    /// [`Error::TooLarge`].
+    /// Returns [`Error::TooLarge`].
     pub(crate) fn encode(&self) -> Result<Bytes> {
         let bytes = serde_json::to_vec(self).expect("texts and numbers are valid JSON");
         if bytes.len() > TABLE_BYTES_MAX {
@@ -123,7 +123,7 @@ impl Table {
     /// Makes all of the changes, or none.
     ///
     /// # Errors
-    /// [`Error::Conflict`], [`Error::LeaseEnded`].
+    /// Returns [`Error::Conflict`], [`Error::LeaseEnded`].
     pub(crate) fn change(&mut self, changes: &[Change]) -> Result<Revision> {
         for Change { key, expect, lease, .. } in changes {
             let found = self.documents.get(key).map(|stored| stored.revision);
@@ -158,7 +158,7 @@ impl Table {
     /// Renews a lease.
     ///
     /// # Errors
-    /// [`Error::LeaseEnded`].
+    /// Returns [`Error::LeaseEnded`].
     pub(crate) fn renew(&mut self, lease: LeaseId) -> Result<()> {
         let record = self.leases.get_mut(&lease.0).ok_or(Error::LeaseEnded)?;
         record.renewals = record.renewals.wrapping_add(1);
@@ -186,7 +186,7 @@ impl Table {
     /// Returns the last change of each document with this prefix that has changed after `after`.
     ///
     /// # Errors
-    /// [`Error::Compacted`].
+    /// Returns [`Error::Compacted`].
     pub(crate) fn changes(&self, prefix: &str, after: Revision) -> Result<Option<Changes>> {
         if after < self.forgotten || after > self.revision {
             return Err(Error::Compacted { after });

@@ -251,8 +251,8 @@ pub enum Request {
 /// directory in which it was started.
 ///
 /// # Errors
-/// [`Failure`] for an unknown flag or an unusable value, with memcached's exit status if memcached
-/// has one.
+/// Returns [`Failure`] for an unknown flag or an unusable value, with memcached's exit status if
+/// memcached has one.
 pub fn read(arguments: &[std::ffi::OsString], file: Option<(&Path, &str)>) -> Result<Request, Failure> {
     let illegal = |error: clap::Error| {
         let text = error.to_string();

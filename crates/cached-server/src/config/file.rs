@@ -83,7 +83,7 @@ impl File {
     /// Parses and validates a file's text; `path` is for error messages.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first error found.
+    /// Returns [`ConfigError`] for the first error found.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
         let mut file: File = parse_config(path, text)?;
         let settings = file.check().map_err(|error| error.in_file(path))?;
@@ -218,7 +218,7 @@ fn set_range(table: Option<&SharedMemoryTable>, settings: &Settings, objects: Op
 /// Returns how items and objects share their memory, and sets the range of the objects' memory.
 ///
 /// # Errors
-/// The key whose value does not allow sharing.
+/// Returns the key whose value does not allow sharing.
 pub(crate) fn share(
     table: &SharedMemoryTable,
     settings: &Settings,

@@ -117,7 +117,7 @@ impl Config {
     /// prints.
     ///
     /// # Errors
-    /// If TOML cannot express a value.
+    /// Fails if TOML cannot express a value.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(&toml::Table::try_from(File::from(self))?)
     }
@@ -148,9 +148,9 @@ impl Config {
     /// the files.
     ///
     /// # Errors
-    /// The first error: for the file, with its path and the key; for a flag, with memcached's
-    /// message and exit status. If a disk or the system fails to read a file, the status is
-    /// [`Exit::Trouble`] in both cases, because another start may succeed.
+    /// Returns the first error: for the file, with its path and the key; for a flag, with
+    /// memcached's message and exit status. If a disk or the system fails to read a file, the
+    /// status is [`Exit::Trouble`] in both cases, because another start may succeed.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let settings = &self.settings;
         if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {

@@ -117,7 +117,7 @@ impl S3Table {
     /// before.
     ///
     /// # Errors
-    /// The endpoint is missing or invalid.
+    /// Fails if the endpoint is missing or invalid.
     pub fn sidecar(
         &self,
         tls: Option<Arc<ServerTls>>,
@@ -163,7 +163,7 @@ impl S3Table {
     /// Reads the clients' keys and the sidecar's own credentials.
     ///
     /// # Errors
-    /// The reason why the keys or the credentials cannot be used.
+    /// Returns the reason why the keys or the credentials cannot be used.
     pub(crate) fn load_secrets(&self) -> Result<Secrets, ConfigError> {
         let keys = match self.auth {
             Auth::Listener => {
@@ -254,7 +254,7 @@ impl S3Table {
     /// Checks the table as far as this is possible without opening a socket or a file.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         self.check_ranges("s3")?;
         if let Some(table) = &self.tls {
@@ -282,7 +282,7 @@ impl S3Table {
     /// read, and the other files that the table names.
     ///
     /// # Errors
-    /// The first key with an invalid value.
+    /// Returns the first key with an invalid value.
     pub(crate) fn check_loaded(&self, secrets: Secrets) -> Result<(), ConfigError> {
         let config = self.sidecar(None, secrets, Duration::ZERO)?;
         config.check().map_err(S3Table::wrong)?;

@@ -81,7 +81,7 @@ impl Cached {
 /// path and the text of the configuration file.
 ///
 /// # Errors
-/// A one-line message with the location of the mistake, the mistake and the remedy.
+/// Returns a one-line message with the location of the mistake, the mistake and the remedy.
 pub fn source(arguments: &[OsString], file: Option<(&Path, &str)>) -> Result<Source, String> {
     let table = |arguments: &[OsString]| match cli::read(arguments, file) {
         Ok(Request::Serve(config)) => {

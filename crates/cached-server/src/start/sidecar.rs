@@ -32,7 +32,7 @@ impl LiveSidecar {
     /// log file, which may have been renamed.
     ///
     /// # Errors
-    /// A one-line message. Nothing has changed then.
+    /// Returns a one-line message. In that case nothing has changed.
     pub(crate) fn change(&self, after: &File) -> Result<(), String> {
         let Some(table) = &after.s3 else { return Ok(()) };
         let (policy, rules) = table.policies();
@@ -61,7 +61,7 @@ impl RunningSidecar {
     /// status on the admin listener.
     ///
     /// # Errors
-    /// If the configuration is invalid, or the system refuses a thread or a socket.
+    /// Fails if the configuration is invalid, or the system refuses a thread or a socket.
     pub fn start(
         config: &Config,
         tls: Option<Arc<ServerTls>>,

@@ -114,7 +114,7 @@ impl Grant {
     /// Records that the client has accepted a grant of `bytes` while `cost_bytes` are outstanding.
     ///
     /// # Errors
-    /// The client's violation if that is not the announced grant. Close the connection.
+    /// Returns the client's violation if that is not the announced grant. Close the connection.
     pub fn accept(&mut self, bytes: u64, cost_bytes: u64) -> Result<(), &'static str> {
         if !self.is_unaccepted() || bytes != self.announced_bytes {
             return Err("it has accepted a grant that it was not given");

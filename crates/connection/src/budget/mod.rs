@@ -112,7 +112,7 @@ impl Budget {
     /// gets between `share_bytes_min` and `most_bytes`. The largest request costs `request_bytes`.
     ///
     /// # Errors
-    /// The smallest sufficient `all_bytes`.
+    /// Returns the smallest sufficient `all_bytes`.
     pub fn new(
         all_bytes: u64,
         share_bytes_min: u64,
@@ -138,8 +138,8 @@ impl Budget {
     /// are taken back, and count until then.
     ///
     /// # Errors
-    /// The smallest sufficient `all_bytes`, which includes clients whose grant cannot change.
-    /// Nothing has changed then.
+    /// Returns the smallest sufficient `all_bytes`, which includes clients whose grant cannot
+    /// change. In that case nothing has changed.
     pub fn change(&self, all_bytes: u64, most_bytes: u64, connections_max: u32) -> Result<(), u64> {
         let mut state = self.state.lock();
         let members = u32::try_from(state.members.len()).unwrap_or(u32::MAX);
@@ -183,7 +183,7 @@ impl Budget {
     /// is available. A fixed grant may have to wait (see [`Grant::poll_ready`]).
     ///
     /// # Errors
-    /// `Retryable` if too many connections have a fixed grant.
+    /// Returns `Retryable` if too many connections have a fixed grant.
     pub fn join(self: &Arc<Self>, wanted_bytes: u64, is_fixed: bool) -> Result<Grant, Error> {
         let mut state = self.state.lock();
         let Division { share_bytes, pool_bytes, .. } = state.division;
@@ -366,7 +366,7 @@ impl Division {
     /// each.
     ///
     /// # Errors
-    /// The smallest sufficient `all_bytes`.
+    /// Returns the smallest sufficient `all_bytes`.
     fn new(
         all_bytes: u64,
         share_bytes_min: u64,

@@ -141,7 +141,7 @@ impl Listeners {
     /// any. A socket that the settings name is taken from `handed` if `handed` contains it.
     ///
     /// # Errors
-    /// The failure of the first address that cannot be opened.
+    /// Returns the failure of the first address that cannot be opened.
     pub(crate) fn open(
         settings: &Settings,
         inherited: Vec<OwnedFd>,

@@ -17,7 +17,7 @@ use std::{fs, io};
 /// Opens listening sockets for an address; a name or the wildcard may resolve to several addresses.
 ///
 /// # Errors
-/// If no socket can be opened, or a port is in use.
+/// Fails if no socket can be opened, or a port is in use.
 pub(super) fn bind_tcp(address: &ListenAddress, backlog: u32) -> io::Result<Vec<Listener>> {
     bind_all(address, |candidate| open_tcp(candidate, address.protocol, backlog))
 }
@@ -26,7 +26,7 @@ pub(super) fn bind_tcp(address: &ListenAddress, backlog: u32) -> io::Result<Vec<
 /// Requests a send buffer for a reply of `reply_bytes_max` from the system.
 ///
 /// # Errors
-/// If no socket can be opened, or a port is in use.
+/// Fails if no socket can be opened, or a port is in use.
 pub(super) fn bind_udp(address: &ListenAddress, reply_bytes_max: usize) -> io::Result<Vec<UdpSocket>> {
     bind_all(address, |candidate| open_udp(candidate, reply_bytes_max))
 }
@@ -108,7 +108,7 @@ fn open_udp(address: SocketAddr, reply_bytes_max: usize) -> io::Result<(UdpSocke
 /// Adopts a socket that another process has opened.
 ///
 /// # Errors
-/// If the socket is not a datagram socket.
+/// Fails if the socket is not a datagram socket.
 pub(super) fn adopt_udp(descriptor: OwnedFd) -> io::Result<UdpSocket> {
     let socket = Socket::from(descriptor);
     match socket.local_addr()?.as_socket() {
@@ -124,7 +124,7 @@ pub(super) fn adopt_udp(descriptor: OwnedFd) -> io::Result<UdpSocket> {
 /// replaced; any other file is not.
 ///
 /// # Errors
-/// If the path leads to another file, or the system refuses.
+/// Fails if the path leads to another file, or the system refuses.
 pub(super) fn bind_unix(
     path: &Path,
     mask: u32,
@@ -147,7 +147,7 @@ pub(super) fn bind_unix(
 /// Returns a listener for a socket that is already bound.
 ///
 /// # Errors
-/// If the socket is not a stream socket, or the system refuses.
+/// Fails if the socket is not a stream socket, or the system refuses.
 pub(super) fn adopt(
     descriptor: OwnedFd,
     protocol: Option<ClientProtocol>,

@@ -48,7 +48,7 @@ impl Auth {
     /// has permission to read the files.
     ///
     /// # Errors
-    /// The key of a file, the mistake in the file, and the remedy.
+    /// Returns the key of a file, the mistake in the file, and the remedy.
     pub fn load(&self) -> Result<(), ConfigError> {
         let read = self.read_again()?;
         self.put_in_force(read);
@@ -58,7 +58,7 @@ impl Auth {
     /// Reads the files unless they have been read.
     ///
     /// # Errors
-    /// The errors of [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub(crate) fn load_missing(&self) -> Result<(), ConfigError> {
         if self.given().all(|(one, _)| one.is_loaded()) { Ok(()) } else { self.load() }
     }
@@ -67,7 +67,7 @@ impl Auth {
     /// force](Self::put_in_force).
     ///
     /// # Errors
-    /// The errors of [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn read_again(&self) -> Result<PasswordsRead, ConfigError> {
         let read =
             |(one, key): (&Credentials, &str)| one.read().map_err(|error| ConfigError::of_file(key, error));

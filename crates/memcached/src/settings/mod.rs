@@ -226,7 +226,7 @@ impl Settings {
     /// the process still has permission to read the files.
     ///
     /// # Errors
-    /// [`ConfigError`] if the certificates cannot be used.
+    /// Returns [`ConfigError`] if the certificates cannot be used.
     pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, ConfigError> {
         load_tls("memcached.tls", self.tls.as_ref(), &self.certificate_policies())
     }

@@ -19,7 +19,7 @@ impl InjectedFaults {
     /// the fault does not exist, or this build has no faults.
     ///
     /// # Panics
-    /// If the fault is a panic.
+    /// Panics if the fault is a panic.
     pub(crate) fn inject(&self, word: &[u8]) -> bool {
         match word {
             _ if !cfg!(debug_assertions) => return false,
@@ -40,7 +40,7 @@ impl InjectedFaults {
     /// Panics if this was requested. It is called on the acceptor's thread, once a second.
     ///
     /// # Panics
-    /// If that was requested.
+    /// Panics if that was requested.
     pub(crate) fn check_acceptor(&self) {
         debug_assert!(!self.acceptor_panics.load(Ordering::Relaxed), "requested by a client");
     }

@@ -75,7 +75,7 @@ impl Live {
 /// Reloads the certificates, and logs the outcome. After an error, the old ones stay in force.
 ///
 /// # Errors
-/// If the certificates cannot be used. Returns `None` without TLS.
+/// Fails if the certificates cannot be used. Returns `None` without TLS.
 pub(crate) fn refresh_certificates(shared: &Shared) -> Option<Result<(), TlsError>> {
     let result = shared.tls.as_ref()?.reload();
     match &result {

@@ -241,7 +241,7 @@ impl Shared {
     /// memory.
     ///
     /// # Errors
-    /// [`PrefixError`]. Then nothing is removed.
+    /// Returns [`PrefixError`]. In that case nothing is removed.
     pub(crate) fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
         self.kv.flush_prefix(prefix)?;
         if let Some(sweeper) = self.sweeper.get() {

@@ -147,7 +147,8 @@ impl LiveServer {
     /// whose new content is in force.
     ///
     /// # Errors
-    /// The mistake in the files, or the error of `others`. All earlier files then stay in force.
+    /// Returns the mistake in the files, or the error of `others`. All earlier files then stay in
+    /// force.
     pub fn refresh_files(
         &self,
         others: impl FnOnce() -> Result<Vec<String>, String>,

@@ -74,7 +74,7 @@ impl Server {
     /// Creates the store and opens the sockets.
     ///
     /// # Errors
-    /// [`StartError`] if the store cannot be created or a socket cannot be opened.
+    /// Returns [`StartError`] if the store cannot be created or a socket cannot be opened.
     pub fn open(settings: Settings, logging: Logging) -> Result<Server, StartError> {
         let tls = settings.load_tls()?;
         Server::open_with(settings, logging, Vec::new(), tls, &|_| ())
@@ -86,7 +86,7 @@ impl Server {
     /// sockets have been opened, calls `on_taking_over`.
     ///
     /// # Errors
-    /// [`StartError`] if the store cannot be created or a socket cannot be opened.
+    /// Returns [`StartError`] if the store cannot be created or a socket cannot be opened.
     pub fn open_with(
         settings: Settings,
         logging: Logging,
@@ -219,7 +219,7 @@ impl Server {
     /// called once the server serves: immediately, unless it takes over from another process.
     ///
     /// # Errors
-    /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
+    /// Returns [`ServeError`] if a thread cannot be created, has panicked, or does not end.
     pub fn run_with(self, end: impl Future<Output = ()>, serving: impl FnOnce()) -> Result<(), ServeError> {
         self.run_until(pin!(end), Box::new(serving))
     }
@@ -315,7 +315,7 @@ impl Server {
     /// Runs as [`run_with`](Self::run_with) does, without a callback.
     ///
     /// # Errors
-    /// The errors of [`run_with`](Self::run_with).
+    /// Returns the errors of [`run_with`](Self::run_with).
     pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.run_with(end, || {})
     }

@@ -32,7 +32,7 @@ impl PreparedServer {
     /// Takes over the sockets of a running process that the settings name, and opens the others.
     ///
     /// # Errors
-    /// [`StartError`]. The running process continues.
+    /// Returns [`StartError`]. The running process continues.
     pub fn new(
         settings: Settings,
         logging: Logging,
@@ -57,7 +57,7 @@ impl PreparedServer {
     /// store, but must not serve objects before the server serves.
     ///
     /// # Errors
-    /// [`StartError`]. The running process continues.
+    /// Returns [`StartError`]. The running process continues.
     pub fn wait_for_store(&self) -> Result<(), StartError> {
         Ok(self.taking.wait_for_store()?)
     }
@@ -66,7 +66,7 @@ impl PreparedServer {
     /// when this returns. The object store, if there is one, must be open by then.
     ///
     /// # Errors
-    /// [`StartError`]. The running process continues.
+    /// Returns [`StartError`]. The running process continues.
     pub fn take_over(self, on_taking_over: &OnTakingOver<'_>) -> Result<Server, StartError> {
         let PreparedServer { settings, logging, tls, listeners, taking } = self;
         let Taken { state, file, connections } = taking.take(settings.memory_file.as_deref())?;

@@ -36,7 +36,7 @@ impl Successor {
     /// Starts the program and waits up to `limit` until the process is prepared.
     ///
     /// # Errors
-    /// The reason why the process is not prepared, as a part of a line.
+    /// Returns the reason why the process is not prepared, as a part of a line.
     pub(crate) fn start(
         program: &Program,
         sockets: &[HandedSocket],
@@ -79,7 +79,7 @@ impl Successor {
     /// Lets the process open its object store, and waits up to `limit` until the store is open.
     ///
     /// # Errors
-    /// The reason why the store is not open, as a part of a line.
+    /// Returns the reason why the store is not open, as a part of a line.
     pub(crate) fn open_store(&mut self, limit: Duration) -> Result<(), String> {
         let deadline = Instant::now() + limit;
         let opened = self
@@ -142,7 +142,7 @@ pub(crate) fn memory_file(shared: &Shared) -> Option<(u64, u64)> {
 /// The new process must be ready within `limit`.
 ///
 /// # Errors
-/// [`NotGiven`].
+/// Returns [`NotGiven`].
 pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) -> Result<(), NotGiven> {
     shared.acceptor_heartbeat.set_idle();
     let begun = Instant::now();

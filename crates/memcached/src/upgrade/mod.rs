@@ -127,7 +127,7 @@ impl Channel {
     /// Returns one end of a new channel, and the other end for another process.
     ///
     /// # Errors
-    /// If the system has no descriptor.
+    /// Fails if the system has no descriptor.
     pub(crate) fn pair() -> io::Result<(Channel, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC;
         let (own, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -151,7 +151,7 @@ impl Channel {
     /// Returns the credentials of the process at the other end, as of the creation of the socket.
     ///
     /// # Errors
-    /// The error of the system.
+    /// Returns the error of the system.
     pub(crate) fn peer(&self) -> io::Result<rustix::net::UCred> {
         Ok(rustix::net::sockopt::socket_peercred(&self.socket)?)
     }
@@ -159,7 +159,7 @@ impl Channel {
     /// Sends a message with descriptors, which are duplicated for the receiver.
     ///
     /// # Errors
-    /// [`ChannelError`] if the message cannot be sent before `deadline`.
+    /// Returns [`ChannelError`] if the message cannot be sent before `deadline`.
     pub(crate) fn send(
         &self,
         message: &Message,
@@ -191,7 +191,7 @@ impl Channel {
     /// Receives a message and the descriptors that accompany it.
     ///
     /// # Errors
-    /// [`ChannelError`] if no message arrives before `deadline`.
+    /// Returns [`ChannelError`] if no message arrives before `deadline`.
     pub(crate) fn receive(&self, deadline: Instant) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
         let mut packet = vec![0; MESSAGE_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];

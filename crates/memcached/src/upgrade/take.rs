@@ -83,7 +83,7 @@ impl TakeOver {
     /// Must be called only once, before standard input is used.
     ///
     /// # Errors
-    /// [`TakeOverError`].
+    /// Returns [`TakeOverError`].
     pub fn from_environment() -> Result<Option<TakeOver>, TakeOverError> {
         if std::env::var_os(VARIABLE).is_none() {
             return Ok(None);

@@ -128,7 +128,7 @@ impl Lane {
     /// keeps its position in the queue.
     ///
     /// # Panics
-    /// If `request` is `None`.
+    /// Panics if `request` is `None`.
     pub(super) fn submit(
         &self,
         request: &mut Option<Request>,

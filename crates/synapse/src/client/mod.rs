@@ -159,7 +159,7 @@ impl SynapseBlocker {
     /// `Invalid` if the settings cannot work; and `Retryable` if the server cannot be reached.
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub async fn connect(config: ClientConfig) -> Result<Self> {
         config.check().map_err(|error| Error::Invalid(error.to_string().into()))?;
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());

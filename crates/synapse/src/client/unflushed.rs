@@ -173,7 +173,7 @@ impl Unflushed {
     /// Checks that nothing in `scope` is lost, since a flush of it could not succeed.
     ///
     /// # Errors
-    /// `WritesLost`.
+    /// Returns `WritesLost`.
     pub(super) fn check(&self, scope: &Scope) -> Result<(), Error> {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().check(scope) } else { Ok(()) }
     }

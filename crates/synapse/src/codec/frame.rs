@@ -152,7 +152,8 @@ pub struct Attached<'a> {
 /// Appends a head to `out`. The caller appends the payload.
 ///
 /// # Panics
-/// If a name is longer than 255 bytes, or the extensions are longer than [`EXTENSION_BYTES_MAX`].
+/// Panics if a name is longer than 255 bytes, or the extensions are longer than
+/// [`EXTENSION_BYTES_MAX`].
 pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
     let len = |name: &[u8]| u8::try_from(name.len()).expect("a name has at most 255 bytes");
     assert!(attached.extension.len() <= EXTENSION_BYTES_MAX as usize, "extensions that fit");
@@ -289,7 +290,7 @@ impl<'a> Extensions<'a> {
     /// Returns the extensions of `area` if their lengths add up and all critical ones are known.
     ///
     /// # Errors
-    /// [`FrameError::Extensions`], [`FrameError::CriticalExtension`].
+    /// Returns [`FrameError::Extensions`], [`FrameError::CriticalExtension`].
     pub fn check(area: &'a [u8]) -> Result<Self, FrameError> {
         let mut left = area;
         while !left.is_empty() {
@@ -338,7 +339,7 @@ impl Writer {
     /// Appends an extension.
     ///
     /// # Panics
-    /// If `value` is longer than 65 535 bytes.
+    /// Panics if `value` is longer than 65 535 bytes.
     pub fn put(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         let length = u16::try_from(value.len()).expect("a short extension");
         self.0.extend_from_slice(&kind.to_le_bytes());

@@ -256,7 +256,7 @@ impl Request {
     /// deadline is counted from `now`. If `has_crc`, a CRC protects the payload.
     ///
     /// # Panics
-    /// If the payload has 4 GiB or more. The caller must check its length against
+    /// Panics if the payload has 4 GiB or more. The caller must check its length against
     /// `request_bytes_max`.
     pub fn encode(&self, id: RequestId, now: Timestamp, has_crc: bool, out: &mut Vec<u8>) -> Segments {
         let mut header = Header::new(self.op(), id);

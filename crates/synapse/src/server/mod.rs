@@ -301,7 +301,7 @@ impl Server {
     /// Runs on the runtime that polls it. If the future is dropped, the connection is aborted.
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub fn serve_stream(&self, stream: Box<dyn Duplex>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (shared, accepted) = (Arc::clone(&self.shared), Accepted::Other(stream));
         async move {
@@ -319,7 +319,7 @@ impl Server {
     /// [`ListenError::Bind`] if the address cannot be bound.
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
         let failed = |cause| ::connection::ListenError { address: address.clone(), cause };
         let resolved = address.resolve().await.map_err(failed)?;
@@ -337,7 +337,7 @@ impl Server {
     /// [`ListenError::Bind`] if the system has no descriptor.
     ///
     /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// Panics if it is called outside of a tokio runtime.
     pub fn listen_on(&self, socket: &ListeningSocket) -> Result<Address, ListenError> {
         if let Address::Tcp(text) = socket.address()
             && let Ok(address) = text.parse()

@@ -202,7 +202,7 @@ impl Hosts {
     /// skipped.
     ///
     /// # Panics
-    /// If something does not start.
+    /// Panics if something does not start.
     pub(crate) fn start(store: Store, by: By, test: &str) -> Option<Self> {
         let behind = Behind::start(store, test)?;
         let etcd = match by {

@@ -168,7 +168,7 @@ impl Load {
     /// Asserts that clients have made no forbidden observation.
     ///
     /// # Panics
-    /// If a client has made one. The message lists the observations.
+    /// Panics if a client has made one. The message lists the observations.
     #[track_caller]
     pub(crate) fn assert_safe(&self, context: &str) {
         let faults = lock(&self.shared.faults);

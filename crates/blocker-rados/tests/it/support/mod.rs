@@ -24,7 +24,8 @@ impl Cluster {
     /// message, if Ceph is not installed.
     ///
     /// # Panics
-    /// If the cluster does not start. With `CACHED_REQUIRE_ALL=1`, also if Ceph is not installed.
+    /// Panics if the cluster does not start. With `CACHED_REQUIRE_ALL=1`, also if Ceph is not
+    /// installed.
     pub(crate) fn up(store: &str) -> Option<Self> {
         Self::up_with(store, None, &["--store", store, "--size", "2147483648"])
     }
@@ -63,7 +64,7 @@ impl Cluster {
     /// Runs one command of `ceph-dev` on this cluster.
     ///
     /// # Panics
-    /// If the command fails.
+    /// Panics if the command fails.
     pub(crate) fn dev(&self, command: &str, arguments: &[&str]) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
         // The output goes to a file, because the daemons keep the script's descriptors open.
@@ -85,7 +86,7 @@ impl Cluster {
     /// Sets an attribute of a RADOS object, bypassing the store.
     ///
     /// # Panics
-    /// If the command fails.
+    /// Panics if the command fails.
     pub(crate) fn set_attribute(&self, namespace: &str, object: &str, name: &str, value: &[u8]) {
         let mut rados = Command::new("rados")
             .arg("-c")
@@ -121,7 +122,7 @@ fn has(program: &str) -> bool {
 /// Reports skipped tests, bypassing the test runner's capture.
 ///
 /// # Panics
-/// If `CACHED_REQUIRE_ALL=1` is set.
+/// Panics if `CACHED_REQUIRE_ALL=1` is set.
 fn skip(what: &str, why: &str) {
     let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
     assert!(!all, "{what}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
@@ -145,7 +146,7 @@ pub(crate) fn read(store: &dyn Blocker, object: &ObjectId) -> Result<Vec<u8>> {
 /// Retries a call until it succeeds. All earlier errors must be retryable.
 ///
 /// # Panics
-/// If the call returns another error, or has not succeeded after three minutes.
+/// Panics if the call returns another error, or has not succeeded after three minutes.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) -> T {
     let start = std::time::Instant::now();

@@ -48,7 +48,7 @@ enum Process {
 /// Reports a skipped test, bypassing the test runner's capture.
 ///
 /// # Panics
-/// If `CACHED_REQUIRE_ALL=1` is set.
+/// Panics if `CACHED_REQUIRE_ALL=1` is set.
 fn skip<T>(name: &str, why: &str) -> Option<T> {
     let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
     assert!(!all, "tests on {name}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");

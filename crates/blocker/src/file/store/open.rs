@@ -26,8 +26,8 @@ impl Store {
     /// allows that. The caller holds the directory's lock.
     ///
     /// # Errors
-    /// `Denied` if the directory does not contain a store, `Unsupported` if another version of this
-    /// program wrote it, `Corrupt`; the disk's errors.
+    /// Returns `Denied` if the directory does not contain a store, `Unsupported` if another version
+    /// of this program wrote it, `Corrupt`; the disk's errors.
     pub(in crate::file) fn open(root: &Path, config: FileConfig, disk: Arc<dyn Disk>) -> Result<Self> {
         let failed = |error: io::Error| Error::from_io(&error, &format!("opening {}", root.display()));
         let superblocks = Twice::read(&*disk, root, SUPERBLOCK, Superblock::decode)?;
@@ -174,7 +174,7 @@ impl Store {
     /// Stores everything, and marks the store as closed. No operation works afterwards.
     ///
     /// # Errors
-    /// The errors of a flush. The store is closed nevertheless, as after a crash.
+    /// Returns the errors of a flush. The store is closed nevertheless, as after a crash.
     pub(in crate::file) fn close(&self) -> Result<()> {
         {
             // Every change holds the claims from its check to its end: with the exclusive lock, no

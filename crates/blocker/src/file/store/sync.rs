@@ -49,7 +49,7 @@ impl Store {
     /// Stores several objects, together if there are many. Continues after an error.
     ///
     /// # Errors
-    /// The first error.
+    /// Returns the first error.
     pub(super) fn sync_many(&self, objects: &[Arc<Object>], with_version: bool) -> Result<()> {
         if objects.len() >= TOGETHER_MIN {
             let _turn = self.turn.lock();
@@ -69,7 +69,7 @@ impl Store {
     /// continue, and are not stored. The caller holds the lock `turn`.
     ///
     /// # Errors
-    /// If a sync failed, for any file: each file must then be synced by itself.
+    /// Returns an error if a sync failed, for any file: each file must then be synced by itself.
     pub(super) fn sync_together(&self, objects: &[Arc<Object>], with_version: bool) -> io::Result<bool> {
         let dirs_before = self.unsynced_dirs.lock().last();
         let snapshots: Vec<_> =

@@ -19,7 +19,7 @@ use crate::output::Failure;
 /// Writes the bundle; only its owner may read it.
 ///
 /// # Errors
-/// If the file exists, or cannot be written; then no part of it is left.
+/// Fails if the file exists, or cannot be written. In that case no part of it is left.
 pub(super) fn write(
     path: &Path,
     checks: &[Check],

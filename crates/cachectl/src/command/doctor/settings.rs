@@ -24,7 +24,7 @@ impl Settings {
     /// `directory`.
     ///
     /// # Errors
-    /// The file cannot be read, or is not TOML.
+    /// Fails if the file cannot be read, or is not TOML.
     pub(super) fn of_file(path: &Path, directory: &Path) -> Result<Self, Failure> {
         let table = read_config(path).and_then(|text| parse_config::<Table>(path, &text));
         let table = table.map_err(|error| Failure::usage(error.to_string()))?;

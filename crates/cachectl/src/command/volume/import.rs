@@ -244,7 +244,7 @@ impl Input {
     /// file are skipped; otherwise, as for streams, every byte counts.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Fails if the file cannot be read.
     pub(super) fn open(path: Option<&Path>, skips_holes: bool) -> Result<Self, Failure> {
         let path = named(path);
         let name = path.map_or("standard input".to_owned(), |path| path.display().to_string());
@@ -274,7 +274,7 @@ impl Input {
     /// Returns the next piece that is not a hole; `None` at the end.
     ///
     /// # Errors
-    /// The input cannot be read, or a signal has requested the end.
+    /// Fails if the input cannot be read, or a signal has requested the end.
     pub(super) fn next(&mut self, interrupt: &Interrupt) -> Result<Option<Piece>, Failure> {
         interrupt.check()?;
         let piece = if self.skips_holes {
@@ -375,7 +375,7 @@ impl<'a> Writes<'a> {
     /// Begins a write. If many writes are in flight, waits for another one first.
     ///
     /// # Errors
-    /// If this write or an earlier one has failed.
+    /// Returns an error if this write or an earlier one has failed.
     pub(super) fn begin(&mut self, offset: u64, data: Bytes) -> Result<(), Error> {
         while self.under_way.len() >= WRITES_MAX {
             if let Some(done) = block_on(self.under_way.next()) {
@@ -393,7 +393,7 @@ impl<'a> Writes<'a> {
     /// Waits for all writes.
     ///
     /// # Errors
-    /// A write has failed.
+    /// Returns an error if a write has failed.
     pub(super) fn wait(&mut self) -> Result<(), Error> {
         while let Some(done) = block_on(self.under_way.next()) {
             done?;

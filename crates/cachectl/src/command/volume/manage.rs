@@ -170,7 +170,7 @@ const STEP: Duration = Duration::from_millis(300);
 /// Returns `answer` or, if it names a job, the result of the job.
 ///
 /// # Errors
-/// The job fails, or a signal ends the wait, in which case the job continues.
+/// Returns an error if the job fails, or a signal ends the wait, in which case the job continues.
 fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
     match answer["job"].as_u64() {
         Some(job) => followed(admin, job),
@@ -181,7 +181,7 @@ fn finished(admin: &Admin, answer: Value) -> Result<Value, Failure> {
 /// Waits for a job. Returns its result.
 ///
 /// # Errors
-/// The errors of [`finished`], or an error if there is no such job.
+/// Returns the errors of [`finished`], or an error if there is no such job.
 fn followed(admin: &Admin, job: u64) -> Result<Value, Failure> {
     let interrupt = Interrupt::watch()?;
     let mut progress = Progress::of_steps();

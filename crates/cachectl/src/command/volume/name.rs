@@ -201,7 +201,7 @@ impl StoreArguments {
     /// Returns the volumes of the store.
     ///
     /// # Errors
-    /// If the store cannot hold volumes.
+    /// Fails if the store cannot hold volumes.
     pub(super) fn volumes(&self, context: &Context<'_>) -> Result<Volumes, Failure> {
         // Each command is an owner with a name of its own, so that it does not take a volume from
         // another command that is still working.
@@ -217,7 +217,7 @@ impl StoreArguments {
 /// Creates a volume and opens it.
 ///
 /// # Errors
-/// The failure of either step, with the state of the volume.
+/// Returns the failure of either step, with the state of the volume.
 pub(super) fn made(
     volumes: &Volumes,
     name: &str,
@@ -237,7 +237,7 @@ pub(super) fn made(
 /// changes.
 ///
 /// # Errors
-/// The failure, with the state of the volume.
+/// Returns the failure, with the state of the volume.
 pub(super) fn ended(
     volume: &Volume,
     name: &str,
@@ -254,7 +254,7 @@ pub(super) fn ended(
 /// Removes a volume that this command has created. Returns a line about what remains.
 ///
 /// # Errors
-/// The volume cannot be removed.
+/// Fails if the volume cannot be removed.
 pub(super) fn removed(volumes: &Volumes, volume: &Volume, name: &str) -> Result<String, Failure> {
     block_on(async {
         // The discard leaves less to be stored at the end. The deletion removes whatever remains.

@@ -292,7 +292,7 @@ impl Log {
     /// none, walks a few entries towards one.
     ///
     /// # Errors
-    /// If the system does not take the memory back; nothing is released.
+    /// Fails if the system does not take the memory back; nothing is released.
     pub(in crate::kv) fn release_step<O: EntryOwner>(
         &self,
         owner: &O,
@@ -314,7 +314,7 @@ impl Log {
     /// other thread may use the store.
     ///
     /// # Panics
-    /// If they do not agree with the entries.
+    /// Panics if they do not agree with the entries.
     pub(in crate::kv) fn validate(&self, live: &[u64], mut expiring: HashMap<(u32, usize), u32>) {
         let regions = self.arena.region_count();
         self.arena.validate();

@@ -185,7 +185,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`PrefixError`]. Then nothing is removed.
+    /// Returns [`PrefixError`]. In that case nothing is removed.
     pub fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
         if !(1..=KEY_BYTES_MAX).contains(&prefix.len()) {
             return Err(PrefixError::Length);

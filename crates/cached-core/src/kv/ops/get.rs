@@ -27,7 +27,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`Miss`] with the reason why there is no item.
+    /// Returns [`Miss`] with the reason why there is no item.
     #[inline]
     pub fn read<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
         let inner = &self.inner;
@@ -63,7 +63,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`Miss`] with the reason why there is no item.
+    /// Returns [`Miss`] with the reason why there is no item.
     pub fn peek<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
         let inner = &self.inner;
         let now = inner.now();
@@ -89,8 +89,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`Miss`] with the reason why there is no item; with `vivify` only [`Miss::OutOfMemory`]
-    /// remains.
+    /// Returns [`Miss`] with the reason why there is no item; with `vivify` only
+    /// [`Miss::OutOfMemory`] remains.
     pub fn fetch<R>(
         &self,
         key: &[u8],
@@ -164,8 +164,8 @@ impl Kv {
     /// every entry has one.
     ///
     /// # Errors
-    /// [`Miss::OutOfMemory`] only if no memory can be freed; otherwise the reason why the item no
-    /// longer exists.
+    /// Returns [`Miss::OutOfMemory`] only if no memory can be freed; otherwise the reason why the
+    /// item no longer exists.
     pub(super) fn add_expiry_field(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
         let inner = &self.inner;
         loop {
@@ -235,7 +235,7 @@ impl Kv {
     /// Changes an item's expiry. The item counts as used.
     ///
     /// # Errors
-    /// [`Miss`] with the reason why there is no item.
+    /// Returns [`Miss`] with the reason why there is no item.
     pub fn touch(&self, key: &[u8], hash: KeyHash, expiry: Expiry) -> Result<(), Miss> {
         let options = FetchOptions { touch: Some(expiry), ..FetchOptions::default() };
         self.fetch(key, hash, &options, |_, _| ())

@@ -96,7 +96,7 @@ impl Inner {
     /// item.
     ///
     /// # Errors
-    /// The outcome, if the value must not be stored.
+    /// Returns the outcome, if the value must not be stored.
     pub(super) fn decide(
         &self,
         bucket: &BucketGuard<'_>,

@@ -207,9 +207,9 @@ impl Kv {
     /// [`Kv::store`] from storing a complete value.
     ///
     /// # Errors
-    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no space or the
-    /// limit is reached. Then the caller collects the value elsewhere, and stores it once it is
-    /// complete.
+    /// Returns [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no space
+    /// or the limit is reached. Then the caller collects the value elsewhere, and stores it once it
+    /// is complete.
     pub fn reserve(
         &self,
         key: &[u8],
@@ -343,7 +343,7 @@ impl Reservation {
     /// written.
     ///
     /// # Panics
-    /// If `bytes` exceeds the remaining bytes.
+    /// Panics if `bytes` exceeds the remaining bytes.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.remaining(), "more was written than there is room for");
         self.filled += bytes;

@@ -147,7 +147,7 @@ impl Watch {
     /// `pending_bytes_max` bytes, each watcher's buffer at most `watcher_bytes_max`.
     ///
     /// # Errors
-    /// If the system has no descriptor for the waker.
+    /// Fails if the system has no descriptor for the waker.
     pub(crate) fn new(pending_bytes_max: usize, watcher_bytes_max: usize) -> io::Result<Watch> {
         Ok(Watch {
             observed: Arc::default(),

@@ -31,7 +31,7 @@ impl Ledger {
     /// Returns the present value of `object`.
     ///
     /// # Panics
-    /// If the object's content is not a complete value.
+    /// Panics if the object's content is not a complete value.
     pub fn value(&self, object: &ObjectId) -> Value {
         let read = blocker::executor::block_on(self.memory.read(ReadRequest::new(object.clone(), 0, 4096)));
         Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
@@ -60,7 +60,7 @@ impl Ledger {
 /// change that was acknowledged before another one was called precedes it.
 ///
 /// # Errors
-/// The first contradiction.
+/// Returns the first contradiction.
 pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
     let mut places: HashMap<Value, usize> = HashMap::new();
     for (place, &value) in applied.iter().enumerate() {
@@ -97,7 +97,7 @@ pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
 /// Panics with both lists unless they agree (see [`compare`]).
 ///
 /// # Panics
-/// If the lists do not agree.
+/// Panics if the lists do not agree.
 #[track_caller]
 pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
     if let Err(why) = compare(applied, history) {

@@ -139,7 +139,7 @@ impl SimServer {
     /// Returns the id of the running instance.
     ///
     /// # Panics
-    /// If no instance is running.
+    /// Panics if no instance is running.
     pub fn instance(&self) -> [u8; 16] {
         self.instance.lock().as_ref().expect("a server").server.instance()
     }

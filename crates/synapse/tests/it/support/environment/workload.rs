@@ -81,7 +81,7 @@ pub async fn prepare(store: &dyn Blocker, workload: &Workload) {
 /// Runs one client for each of `backends` on every register, all concurrently, and waits for them.
 ///
 /// # Panics
-/// If a call hangs, gets a late reply, or gets an impossible reply.
+/// Panics if a call hangs, gets a late reply, or gets an impossible reply.
 pub async fn run(backends: &[Arc<dyn Blocker>], workload: &Workload, clock: TokioClock) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let mut clients = tokio::task::JoinSet::new();

@@ -50,7 +50,7 @@ pub enum Refusal {
 /// that need not have happened.
 ///
 /// # Errors
-/// The reason why no order exists, or why the search did not run.
+/// Returns the reason why no order exists, or why the search did not run.
 pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
     fit(history)?;
     let mut by_call: Vec<usize> = (0..history.len()).collect();
@@ -63,7 +63,7 @@ pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
 /// Panics with the full history unless it is linearizable. `context` identifies the run.
 ///
 /// # Panics
-/// If the history is not linearizable.
+/// Panics if the history is not linearizable.
 #[track_caller]
 pub fn assert_linearizable(history: &[Operation], context: &str) {
     if let Err(refusal) = linearize(history) {

@@ -81,7 +81,7 @@ impl Sim {
     /// Connects to the server.
     ///
     /// # Errors
-    /// `ConnectionRefused` if no server listens.
+    /// Returns `ConnectionRefused` if no server listens.
     pub async fn dial(&self) -> io::Result<DuplexStream> {
         // As with sockets, a response never arrives within the poll that sends the request.
         yield_once().await;

@@ -25,7 +25,7 @@ impl TcpRelay {
     /// Starts a relay to `target` with these faults.
     ///
     /// # Errors
-    /// The system's error if the relay cannot listen.
+    /// Returns the system's error if the relay cannot listen.
     pub async fn start(target: SocketAddr, profile: Profile) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
