@@ -75,7 +75,7 @@ const LOADS: [Load; 6] = [
 
 /// The index of the server with which the others are compared.
 const BASE: usize = 1;
-/// The longest time that a server may take to respond.
+/// The maximum time that a server may take to respond.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {

@@ -57,7 +57,7 @@ const VALUE: [u8; 100] = [b'v'; 100];
 const ITEM_BYTES: u64 = 220;
 /// Additional memory, because memcached gives a page to each item size.
 const BASE_BYTES: u64 = 64 << 20;
-/// The longest time that a server may take to respond after its start, and to exit.
+/// The maximum time that a server may take to respond after its start, and to exit.
 const START_STOP_LIMIT: Duration = Duration::from_secs(600);
 /// The pause between an end and the next start, because memcached compares whole seconds.
 const PAUSE: Duration = Duration::from_millis(2_100);

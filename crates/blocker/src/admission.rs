@@ -194,7 +194,7 @@ fn overlap(one: &Scope, other: &Scope) -> bool {
     }
 }
 
-/// The largest number of scopes that can be claimed at one store.
+/// The maximum number of scopes that can be claimed at one store.
 pub const CLAIMS_COUNT_MAX: usize = 16 * 1024;
 
 impl Claims {

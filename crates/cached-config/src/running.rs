@@ -175,7 +175,7 @@ impl LiveObjects {
     }
 }
 
-/// The largest number of descriptors for which [`raise_descriptor_limit`] was called.
+/// The maximum number of descriptors for which [`raise_descriptor_limit`] was called.
 static DESCRIPTORS_MAX: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the number of file descriptors that the process may need: the largest number for which

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// A name, a help text or a label: static in the usual case.
+/// A name, a help text or a label. It is usually static.
 pub type Text = Cow<'static, str>;
 
 /// The kind of a metric.

@@ -32,9 +32,9 @@ impl<C: Collect + ?Sized> Collect for Arc<C> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The largest number of families.
+    /// The maximum number of families.
     pub families_max: usize,
-    /// The largest number of samples of all families together.
+    /// The maximum number of samples of all families together.
     pub samples_max: usize,
 }
 

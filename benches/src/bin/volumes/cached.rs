@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::Arguments;
 
-/// The longest time that a server may take to listen, or to exit, which includes storing its dirty
+/// The maximum time that a server may take to listen, or to exit, which includes storing its dirty
 /// data.
 const LIMIT: Duration = Duration::from_secs(300);
 const TOKEN: &str = "a-token-of-the-bench-for-volumes";

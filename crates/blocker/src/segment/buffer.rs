@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// The length of a buffer.
 pub(crate) const BUFFER_BYTES: usize = 4096;
-/// The largest number of buffers that a thread keeps.
+/// The maximum number of buffers that a thread keeps.
 const KEPT_MAX: usize = 64;
 
 type Memory = [u8; BUFFER_BYTES];

@@ -8,7 +8,7 @@ use cached_registry::{
     Watch,
 };
 
-/// The longest time that any step may take on a busy machine.
+/// The maximum time that any step may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn key(text: &str) -> Key {

@@ -249,7 +249,7 @@ fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -
     if is_undone { Error::from_io(error, "writing an object") } else { ambiguous(error) }
 }
 
-/// The largest number of bytes read under a shard's lock. More would delay threads that enter
+/// The maximum number of bytes read under a shard's lock. More would delay threads that enter
 /// objects.
 const SHORT_READ_BYTES: u64 = 4096;
 

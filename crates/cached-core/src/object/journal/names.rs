@@ -32,9 +32,9 @@ pub(crate) struct NamespaceLog {
     last: AtomicU64,
     /// A durable mark covers the namespace's records up to this position.
     marked: AtomicU64,
-    /// The changes that went to the store without being logged; a single change stands for all
-    /// those of earlier processes. While any is not durable, nothing may be logged: a logged change
-    /// would survive a crash that loses changes acknowledged before it.
+    /// The changes that went to the store without being logged. A single change stands for all
+    /// changes of earlier processes. While one of these changes is not durable, nothing may be
+    /// logged: a logged change would survive a crash that loses changes acknowledged before it.
     pub(crate) forwarded: Forwarded,
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use blocker::Segments;
 use cached_core::object::ObjectCache;
 
-/// The most runs in a pipe, which has 16 pages by default.
+/// The maximum number of runs in a pipe, which has 16 pages by default.
 const RUNS_MAX: usize = 12;
 
 /// A lent payload, whose bytes are in a pipe.
