@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The time limit for a condition. Generous, because the machine may be busy.
+/// The time limit for a condition. It is generous, because the machine may be busy.
 pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// The token of the admin listener of every [`Daemon`].

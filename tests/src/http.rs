@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// The time limit for a response. Generous, because the machine may be busy.
+/// The time limit for a response. It is generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Sends a GET with these further header lines, each ended by CRLF; returns the status and the body.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The time limit for a reply. Generous, because the machine may be busy.
+/// The time limit for a reply. It is generous, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 /// not block.
 type Check = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// The state that probes report. Cheap to clone; all clones share the same state.
+/// The state that probes report. It is cheap to clone; all clones share the same state.
 #[derive(Clone, Default)]
 pub struct Health {
     inner: Arc<Mutex<Inner>>,

@@ -153,8 +153,8 @@ pub(crate) enum Found {
     Nothing,
 }
 
-/// The routes of a program. Cheap to clone; all clones are the same table. Routes can be added
-/// while the listener serves.
+/// The routes of a program. It is cheap to clone; all clones are the same table. Routes can be
+/// added while the listener serves.
 ///
 /// Handlers run on the admin listener's thread, one after the other unless they await: a handler
 /// that needs more than a few milliseconds should run on a thread of its own. A response that takes

@@ -193,7 +193,7 @@ const FILE_BYTES_MAX: usize = 4096;
 /// The maximum number of tokens that are accepted simultaneously.
 const TOKENS_MAX: usize = 2;
 
-/// The tokens that are currently accepted. Cheap to clone; all clones share the same state.
+/// The tokens that are currently accepted. It is cheap to clone; all clones share the same state.
 #[derive(Clone)]
 pub struct Tokens {
     inner: Arc<Inner>,

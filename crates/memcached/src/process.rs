@@ -69,7 +69,8 @@ fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> 
     cores.get(index).copied()
 }
 
-/// The level of the log: `[log] level`, raised by `-v` and the `verbosity` command. Cheap to clone.
+/// The level of the log: `[log] level`, raised by `-v` and the `verbosity` command. It is cheap to
+/// clone.
 ///
 /// | verbosity | the level is at least |
 /// |---|---|

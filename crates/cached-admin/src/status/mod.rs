@@ -24,7 +24,7 @@ pub trait Source: Send + Sync {
     fn fill(&self, document: &mut Document);
 }
 
-/// The document `/status.json`. Cheap to clone; all clones share the same state.
+/// The document `/status.json`. It is cheap to clone; all clones share the same state.
 #[derive(Clone)]
 pub struct Status {
     inner: Arc<Inner>,

@@ -178,7 +178,7 @@ counters! {
     pub(super) struct Sums {
         /// NBD connections that have a volume.
         pub(super) connections: u64 => "volume_connections",
-        /// Requests, by [`COMMANDS`].
+        /// The number of requests, in the order of [`COMMANDS`].
         pub(super) requests: [u64; COMMANDS.len()],
         /// Bytes that NBD clients have requested from a volume.
         pub(super) read_bytes: u64 => "volume_read_bytes_total",

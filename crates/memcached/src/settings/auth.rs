@@ -114,7 +114,7 @@ pub enum Form {
     Sasl,
 }
 
-/// Users and their passwords. Cheap to clone; all clones share the same state.
+/// Users and their passwords. It is cheap to clone; all clones share the same state.
 #[derive(Clone)]
 pub struct Credentials {
     inner: Arc<Inner>,

@@ -23,7 +23,7 @@ use std::{fmt, thread};
 /// The interval between log lines while a file is being taken over.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// The progress of taking over a memory file: one line, and a metric. Cheap to clone.
+/// The progress of taking over a memory file: one line, and a metric. It is cheap to clone.
 #[derive(Debug, Clone)]
 pub struct TakingOver {
     progress: Arc<RestartProgress>,

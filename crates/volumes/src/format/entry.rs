@@ -158,7 +158,7 @@ mod tests {
         let text = |kind: Kind| kind.name().to_string();
         assert_eq!(text(Kind::Data(0x1_2345_6789, 0xab)), "d/123456789/000000ab");
         assert_eq!(text(Kind::Page(1, u32::MAX)), "m/000000001/ffffffff");
-        // An allocation ID that no volume reaches.
+        // No volume reaches this allocation ID.
         assert_eq!(text(Kind::Data(u64::MAX, 7)), "d/ffffffffffffffff/00000007");
         for other in ["heads", "r/7", "m/000000001", "d/000000001/00000001/", "d/00000000A/00000001", "x"] {
             assert_eq!(Kind::of(&other.parse().unwrap()), None, "{other}");

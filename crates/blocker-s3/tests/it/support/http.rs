@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The time limit for a condition. Generous, because the machine may be busy.
+/// The time limit for a condition. It is generous, because the machine may be busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The fate of one request.

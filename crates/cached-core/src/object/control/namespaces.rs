@@ -203,7 +203,7 @@ impl Namespaces {
 pub(crate) fn too_many(namespace: &Namespace) -> String {
     format!(
         "\"{namespace}\" cannot get settings of its own while the cache runs: {NAMESPACES_MAX} namespaces have been \
-         used before it, the most that are counted apart; configured, it gets a place at a restart"
+         used before it, and no more can have their own; if it is configured, it gets them at a restart"
     )
 }
 

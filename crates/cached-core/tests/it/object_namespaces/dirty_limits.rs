@@ -240,7 +240,7 @@ fn a_namespace_beyond_those_told_apart_cannot_get_limits_later() {
         assert_eq!(env.sim.run(env.cache.info(InfoRequest::new(id))).unwrap_err(), Error::Missing);
     }
     let error = env.cache.live_settings().change(&config(vec![own("n4096", Some(1))])).unwrap_err();
-    assert!(error.key == "namespaces" && error.why.contains("it gets a place at a restart"), "{error}");
+    assert!(error.key == "namespaces" && error.why.contains("it gets them at a restart"), "{error}");
     // A volume without settings needs no number.
     let attach = |settings| env.cache.control().set_volume(namespace("n4096"), 1, Some(settings));
     env.sim.run(attach(NamespaceSettings::default())).unwrap();
