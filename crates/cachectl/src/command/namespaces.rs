@@ -31,8 +31,8 @@ pub(crate) enum Namespaces {
     ///
     /// Settings have the names of the configuration keys ([[objects.namespaces]]):
     /// quota_bytes_max=10GiB, store_requests_per_second_max=500, memory_weight=none. They are in
-    /// force immediately, and last until the server restarts, or until it reloads a configuration in
-    /// which this value of the namespace has changed: write them into the file to keep them. If
+    /// force immediately, and last until the server restarts, or until it reloads a configuration
+    /// in which this value of the namespace has changed: write them into the file to keep them. If
     /// --timeout passes before dirty data are stored, the exit code is not 0, and the rest is stored
     /// in the background.
     Set(Set),

@@ -1,4 +1,4 @@
-//! Applying settings while the cache runs, as far as they can change.
+//! Applies settings while the cache runs, as far as they can change at run time.
 
 use std::sync::{Arc, Weak};
 

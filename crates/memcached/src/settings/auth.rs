@@ -44,8 +44,8 @@ impl Auth {
         self.text.is_some() || self.sasl.is_some()
     }
 
-    /// Reads the files. No password is accepted before. This must be called while the process still
-    /// has permission to read the files.
+    /// Reads the files. Until then, no password is accepted. This must be called while the process
+    /// still has permission to read the files.
     ///
     /// # Errors
     /// Returns the key of a file, the mistake in the file, and the remedy.
