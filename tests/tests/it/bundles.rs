@@ -94,7 +94,7 @@ fn replies_that_do_not_fit_their_socket_wait_for_the_client() {
         conn.ask(b"mn\r\n", b"MN\r\n");
     }
     let after = ask_stats();
-    let own: usize = before.iter().map(Vec::len).sum();
+    let own: usize = before.iter().map(|line| line.len() + b"\r\n".len()).sum();
     let expected = own + 3 * rounds * reply.len() + (rounds + 3) * b"MN\r\n".len();
     if server.flavour == Flavour::Cached {
         assert_eq!(written(&after) - written(&before), expected as u64);
