@@ -205,7 +205,7 @@ fn a_server_away_keeps_its_last_figures_marked_as_old() {
     take(&mut screen, Err(failure()), None);
     has(
         &text(&screen, 80, 24),
-        &["http://127.0.0.1:9150", "✕ no answer yet; trying again: URL: connection refused"],
+        &["http://127.0.0.1:9150", "✕ no response yet; trying again: URL: connection refused"],
     );
     let mut screen = shown(example());
     take(&mut screen, Err(failure()), Some(Duration::from_secs(61)));
