@@ -130,7 +130,7 @@ pub async fn begin_recovery(
             Err(RecoveryError::Store(error)) if may_pass(&error) => {
                 waiting.pause("the store, which the journal recovery needs", error).await;
             }
-            Err(RecoveryError::Disk(why)) => {
+            Err(RecoveryError::Disk(why) | RecoveryError::NotSetAside(why)) => {
                 waiting.pause(&format!("the disk of the journal in {directory}"), why).await;
             }
             Err(RecoveryError::Store(error)) => return Err(error.into()),

@@ -464,6 +464,30 @@ fn no_more_than_three_overtaken_journals_are_kept() {
     }
 }
 
+/// Whoever does without a journal that cannot be set aside must not leave out what has to be stored.
+#[test]
+fn a_journal_without_space_to_be_set_aside_is_kept_until_there_is_some() {
+    for is_other_overtaken in [true, false] {
+        let (disk, store, other, bytes) = written_in_two();
+        take_over(&store, 9);
+        if is_other_overtaken {
+            let claim = ClaimRequest::new(Scope::Namespace(other.namespace), Epoch(9), WriterId(77));
+            executor::block_on(store.claim(claim)).unwrap();
+        }
+        let mut process = Process::start(&disk, &store, 2).unwrap();
+        disk.set_faults(1, Faults { full: 1000, ..Faults::default() });
+        for _ in 0..2 {
+            let refused = process.begin().unwrap_err();
+            assert_eq!(matches!(refused, RecoveryError::NotSetAside(_)), is_other_overtaken, "{refused}");
+            assert_eq!(matches!(refused, RecoveryError::Disk(_)), !is_other_overtaken, "{refused}");
+        }
+        disk.set_faults(1, Faults::default());
+        process.begin().unwrap();
+        assert_kept(&disk, "overtaken-1", &[Some(bytes.clone()), Some(bytes)]);
+        assert!(process.read(0).unwrap().is_none());
+    }
+}
+
 /// Asserts that all objects have the journaled content, and that the store gets this content.
 pub(crate) fn assert_recovered(process: &mut Process, store: &Memory, contents: &[Option<Vec<u8>>]) {
     for (object, content) in contents.iter().enumerate() {

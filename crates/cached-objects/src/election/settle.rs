@@ -69,9 +69,10 @@ impl OwnJournal {
     }
 
     /// Stores the changes that the journal has, as long as their epochs are in force; sets the journal
-    /// aside if another host has claimed the store since. Afterwards the journal is empty, unless as
-    /// many journals as possible are set aside already: then it stays as it is, and the next leader
-    /// does without. This ends early once nobody can send to `candidacy` any more.
+    /// aside if another host has claimed the store since. Afterwards the journal is empty, unless it
+    /// cannot be set aside, because as many as possible are already, or the disk is full: then it stays
+    /// as it is, and the next leader does without. This ends early once nobody can send to `candidacy`
+    /// any more.
     ///
     /// # Errors
     /// [`Unsettled`]; the journal keeps everything that is not stored.
@@ -148,19 +149,24 @@ impl OwnJournal {
     }
 }
 
-/// Applies and stores the changes, and empties the journal. Returns false if the journal cannot be
-/// set aside, because too many are.
-async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Unsettled> {
-    match cache.begin_recovery().await {
-        Ok(()) => {}
-        Err(error @ RecoveryError::Overtaken { .. }) => {
+/// Returns what follows from a recovery that cannot begin: false if this host leads without its
+/// journal.
+fn unrecovered(error: &RecoveryError) -> Result<bool, Unsettled> {
+    match error {
+        RecoveryError::Overtaken { .. } | RecoveryError::NotSetAside(_) => {
             tracing::error!(cause = %error, "this host leads without its journal, which stays as it is");
-            return Ok(false);
+            Ok(false)
         }
-        Err(error @ (RecoveryError::Store(_) | RecoveryError::Disk(_))) => {
-            return Err(Unsettled::ForNow(error.to_string()));
-        }
-        Err(error) => return Err(Unsettled::Stuck(error.to_string())),
+        RecoveryError::Store(_) | RecoveryError::Disk(_) => Err(Unsettled::ForNow(error.to_string())),
+        RecoveryError::Elected | RecoveryError::Journal(_) => Err(Unsettled::Stuck(error.to_string())),
+    }
+}
+
+/// Applies and stores the changes, and empties the journal. Returns false if the journal cannot be
+/// set aside.
+async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Unsettled> {
+    if let Err(error) = cache.begin_recovery().await {
+        return unrecovered(&error);
     }
     // Not `store_all`, which leaves to the next process what the store does not accept.
     match flush_all(cache, limit).await {
@@ -319,5 +325,12 @@ mod tests {
         );
         drop(open);
         assert_eq!(settle(&journal, &store), Ok(()));
+    }
+
+    #[test]
+    fn a_host_whose_journal_cannot_be_set_aside_leads_without_and_one_whose_disk_fails_does_not() {
+        assert_eq!(unrecovered(&RecoveryError::NotSetAside("no space".into())), Ok(false));
+        let failed = unrecovered(&RecoveryError::Disk("no answer".into()));
+        assert!(matches!(failed, Err(Unsettled::ForNow(_))), "{failed:?}");
     }
 }

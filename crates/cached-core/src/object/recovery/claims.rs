@@ -22,6 +22,7 @@
 //! claims for the ones that void the journal, and leave out changes that are not stored.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 
 use blocker::{ClaimRequest, Epoch, Error, Namespace, Scope};
 use cached_journal::{AppendError, Appended, Journal, OpenError, Position, Record, Replay};
@@ -59,21 +60,32 @@ pub(crate) async fn begin(shared: &Arc<Shared>) -> Result<(), RecoveryError> {
     }
     let not_started = |error| RecoveryError::Disk(format!("cannot start the thread that reads it: {error}"));
     recovery.start_reading().map_err(not_started)?;
-    let mut left_out = 0;
+    let (mut left_out, mut applies, mut not_set_aside) = (0, false, None);
     for at in changed {
         let namespace = &found.namespaces[at];
         let is_left_out = unapplied.overtaken.namespaces.iter().any(|(name, ..)| *name == namespace.name)
             || match claim(shared, namespace, end, &mut unapplied.claims).await? {
-                Claimed::ToApply => false,
+                Claimed::ToApply => {
+                    applies = true;
+                    false
+                }
                 Claimed::Voided => true,
+                Claimed::Overtaken { .. } if not_set_aside.is_some() => true,
                 Claimed::Overtaken { in_force } => {
-                    set_aside(shared, namespace, in_force, end, &mut unapplied).await?;
+                    match set_aside(shared, namespace, in_force, end, &mut unapplied).await {
+                        Err(RecoveryError::NotSetAside(why)) => not_set_aside = Some(why),
+                        done => done?,
+                    }
                     true
                 }
             };
         if is_left_out {
             left_out += found.leave_out(at);
         }
+    }
+    if let Some(why) = not_set_aside {
+        // A caller that does without the journal would leave out changes that must be stored.
+        return Err(if applies { RecoveryError::Disk(why) } else { RecoveryError::NotSetAside(why) });
     }
     unapplied.overtaken.log();
     tracing::info!(
@@ -146,7 +158,12 @@ async fn set_aside(
     if unapplied.overtaken.kept_in.is_none() {
         let kept = shared.journal.recovery.reading().read(unapplied.replay.keep_aside()).await;
         let ended = || RecoveryError::Disk("the thread that copies the journal has ended".into());
-        let kept = kept.ok_or_else(ended)?.map_err(|error| RecoveryError::Disk(error.to_string()))?;
+        let kept = kept.ok_or_else(ended)?.map_err(|error| match error.error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                RecoveryError::NotSetAside(error.to_string())
+            }
+            _ => RecoveryError::Disk(error.to_string()),
+        })?;
         let namespace = found.name.clone();
         let kept = kept.ok_or(RecoveryError::Overtaken { namespace, journal_epoch, in_force })?;
         unapplied.overtaken.kept_in = Some(kept);

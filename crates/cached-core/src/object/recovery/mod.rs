@@ -57,6 +57,10 @@ pub enum RecoveryError {
     /// attempt may succeed.
     #[error("the journal's disk: {0}")]
     Disk(String),
+    /// Other writers have taken over every namespace with changes that is not settled, and the disk has
+    /// no space for the copy to be set aside. Nothing is damaged, and a later attempt may succeed.
+    #[error("the journal's disk has no space to set the overtaken journal aside: {0}")]
+    NotSetAside(String),
     /// The store did not respond as required.
     #[error("cannot ask the store which writer is in force: {0}")]
     Store(Error),

@@ -479,7 +479,9 @@ impl World {
             match begun.get() {
                 Ok(()) => trace!(self, "recovery has begun"),
                 // The disk failed before the claims were logged, so the recovery begins again.
-                Err(RecoveryError::Disk(why)) if self.profile.has_faults() => {
+                Err(RecoveryError::Disk(why) | RecoveryError::NotSetAside(why))
+                    if self.profile.has_faults() =>
+                {
                     trace!(self, "recovery cannot begin: {why}");
                     process.clock.advance(Duration::from_secs(6));
                     let own = process.cache.clone();
