@@ -176,10 +176,8 @@ impl JournalTable {
         let directory = self.directory.display();
         let what = format!("the disk of the journal in {directory}");
         let wrong = |why: String| StartError::Config(ConfigError::new(key("directory"), why));
-        let refused = |why: String| {
-            let error = ConfigError::new(key("directory"), why);
-            Err(StartError::Config(ConfigError { exit: Exit::Refused, ..error }))
-        };
+        let refused =
+            |why: String| ConfigError { exit: Exit::Refused, ..ConfigError::new(key("directory"), why) };
         waiting.step(format_args!("opening the journal in {directory}"));
         loop {
             let config = self.config();
@@ -191,12 +189,12 @@ impl JournalTable {
                     continue;
                 }
                 Some(Err(OpenError::Locked)) => {
-                    return refused(format!(
+                    return Err(StartError::Locked(refused(format!(
                         "{directory}: another process has this journal open; stop it, or name another directory"
-                    ));
+                    ))));
                 }
                 Some(Err(OpenError::Config(why))) => why,
-                Some(Err(OpenError::Missing)) => return refused(missing(&self.directory)),
+                Some(Err(OpenError::Missing)) => return Err(refused(missing(&self.directory)).into()),
                 Some(Err(error @ OpenError::Foreign { .. })) => format!("{directory}: {error}"),
                 Some(Err(OpenError::Corrupt(corruption))) => format!(
                     "{directory}: {corruption}; cachectl journal verify {directory} lists all damage, export saves \

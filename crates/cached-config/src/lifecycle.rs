@@ -27,6 +27,9 @@ pub enum StartError {
     /// The configuration is invalid, or something that it names cannot be used.
     #[error("{0}")]
     Config(#[from] ConfigError),
+    /// Another process, or another part of this one, has the journal open.
+    #[error("{0}")]
+    Locked(ConfigError),
     /// The error of the store itself.
     #[error("{0}")]
     Store(#[from] Error),

@@ -99,7 +99,7 @@ pub enum ObjectsError {
 impl From<StartError> for ObjectsError {
     fn from(error: StartError) -> ObjectsError {
         match error {
-            StartError::Config(error) => ObjectsError::Config(error),
+            StartError::Config(error) | StartError::Locked(error) => ObjectsError::Config(error),
             StartError::Store(error) => ObjectsError::Store(error),
         }
     }

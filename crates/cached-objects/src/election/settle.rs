@@ -15,7 +15,7 @@
 //! A standby does not touch the journal.
 
 use blocker::{Blocker, Error};
-use cached_config::{JournalTable, ObjectsTable, Waiting, close_stored_journal, flush_all};
+use cached_config::{JournalTable, ObjectsTable, StartError, Waiting, close_stored_journal, flush_all};
 use cached_core::insight::Sampling;
 use cached_core::object::{ObjectCache, RecoveryError, Writer};
 use std::sync::Arc;
@@ -119,7 +119,12 @@ impl OwnJournal {
         let stuck = |error: &dyn std::fmt::Display| Unsettled::Stuck(error.to_string());
         let began = Instant::now();
         let mut waiting = Waiting::new(|_| ());
-        let journal = self.objects.open_journal(&mut waiting).await.map_err(|error| stuck(&error))?;
+        let opened = self.objects.open_journal(&mut waiting).await;
+        let journal = opened.map_err(|error| match error {
+            // By the old process for a little while after an upgrade, or by an earlier candidacy.
+            StartError::Locked(_) => Unsettled::ForNow("the lock of its directory is still held".into()),
+            error => stuck(&error),
+        })?;
         let Some(journal) = journal else { return Ok(false) };
         let records = journal.records();
         if records == 0 {
@@ -312,19 +317,28 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_cannot_be_opened_leaves_the_lease_to_others() {
+    fn a_journal_that_is_still_open_is_settled_a_little_later() {
         let dir = tempfile::tempdir().expect("a directory");
         let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
         let journal = OwnJournal::of(&tables).expect("a journal");
         let config = tables.journal.as_ref().expect("a table").config();
         let open = cached_core::object::OpenJournal::open(&config).expect("it is opened");
-        let stuck = settle(&journal, &store);
+        let locked = settle(&journal, &store);
         assert!(
-            matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("another process has this journal open")),
-            "{stuck:?}"
+            matches!(&locked, Err(Unsettled::ForNow(why)) if why.contains("lock of its directory")),
+            "{locked:?}"
         );
         drop(open);
         assert_eq!(settle(&journal, &store), Ok(()));
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_opened_leaves_the_lease_to_others() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("journal"), b"none").expect("it is written");
+        let journal = OwnJournal::of(&tables(dir.path())).expect("a journal");
+        let stuck = settle(&journal, &Arc::new(Memory::default()));
+        assert!(matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("verify")), "{stuck:?}");
     }
 
     #[test]
