@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::runtime::Builder;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::sync::{Mutex, watch};
+use tokio::task::{JoinHandle, JoinSet};
 
 /// The maximum time until a cache that is no longer used has closed its journal.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,6 +36,8 @@ pub(super) struct OwnJournal {
     /// The tables of a cache that is the writer itself.
     objects: ObjectsTable,
     is_usable: Arc<AtomicBool>,
+    /// The attempt to settle the journal that has not ended, or whose outcome nobody has waited for.
+    attempt: Arc<Mutex<Option<JoinHandle<Result<bool, Unsettled>>>>>,
 }
 
 /// The reason why a journal is not settled, as a part of a line.
@@ -53,7 +55,7 @@ impl OwnJournal {
         objects.journal.as_ref()?;
         let objects =
             ObjectsTable { writer: Writer::Cache, election: None, leadership: None, ..objects.clone() };
-        Some(OwnJournal { objects, is_usable: Arc::default() })
+        Some(OwnJournal { objects, is_usable: Arc::default(), attempt: Arc::default() })
     }
 
     /// Returns whether a leader can log its changes: the journal was empty after the last
@@ -74,6 +76,13 @@ impl OwnJournal {
     /// as it is, and the next leader does without. This ends early once nobody can send to `candidacy`
     /// any more.
     ///
+    /// A slow disk may take longer than this waits. The attempt goes on, and the next call waits for
+    /// it: a second one would set the same journal aside once more, and a disk that hangs would hold one
+    /// thread for each.
+    ///
+    /// # Cancel safety
+    /// The attempt goes on, as above.
+    ///
     /// # Errors
     /// [`Unsettled`]; the journal keeps everything that is not stored.
     pub(super) async fn settle(
@@ -81,9 +90,19 @@ impl OwnJournal {
         store: Arc<dyn Blocker>,
         candidacy: watch::Receiver<bool>,
     ) -> Result<(), Unsettled> {
-        let own = self.clone();
-        // On a thread of its own: the disk may be slow, and the lease is renewed meanwhile.
-        let settled = tokio::task::spawn_blocking(move || own.settle_here(store, candidacy)).await;
+        let limit = Duration::from_secs(self.objects.shutdown_flush_secs);
+        let mut attempt = self.attempt.lock().await;
+        // The outcome of an attempt that ended in the meantime is out of date.
+        let running = attempt.take().filter(|running| !running.is_finished()).unwrap_or_else(|| {
+            let own = self.clone();
+            // On a thread of its own: the disk may be slow, and the lease is renewed meanwhile.
+            tokio::task::spawn_blocking(move || own.settle_here(store, candidacy))
+        });
+        let Ok(settled) = tokio::time::timeout(limit, attempt.insert(running)).await else {
+            let secs = limit.as_secs();
+            return Err(Unsettled::Stuck(format!("it is not settled within {secs} s (shutdown_flush_secs)")));
+        };
+        *attempt = None;
         let is_empty = settled.unwrap_or_else(|error| Err(Unsettled::Stuck(error.to_string())))?;
         self.is_usable.store(is_empty, Ordering::Release);
         Ok(())
@@ -101,10 +120,6 @@ impl OwnJournal {
         let settled = runtime.block_on(async {
             tokio::select! {
                 settled = self.settle_in(store, limit) => settled,
-                () = tokio::time::sleep(limit) => {
-                    let secs = limit.as_secs();
-                    Err(Unsettled::Stuck(format!("it is not stored within {secs} s (shutdown_flush_secs)")))
-                }
                 () = async { while candidacy.changed().await.is_ok() {} } => {
                     Err(Unsettled::ForNow("this host no longer takes part".into()))
                 }
@@ -173,17 +188,19 @@ async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Uns
     if let Err(error) = cache.begin_recovery().await {
         return unrecovered(&error);
     }
-    // Not `store_all`, which leaves to the next process what the store does not accept.
-    match flush_all(cache, limit).await {
-        Ok(()) => {
-            // The recovery ends a little after its last object is stored; only then is the journal
-            // emptied.
-            while !cache.is_stored() {
-                tokio::time::sleep(LOOK_DELAY).await;
-            }
-            close_stored_journal(cache).await;
-            Ok(true)
+    let stored = async {
+        // Not `store_all`, which leaves to the next process what the store does not accept.
+        flush_all(cache, limit).await?;
+        // The recovery ends a little after its last object is stored; only then is the journal
+        // emptied.
+        while !cache.is_stored() {
+            tokio::time::sleep(LOOK_DELAY).await;
         }
+        close_stored_journal(cache).await;
+        Ok::<_, Error>(())
+    };
+    match tokio::time::timeout(limit, stored).await.unwrap_or(Err(Error::DeadlinePassed)) {
+        Ok(()) => Ok(true),
         // Another host has claimed the store in the meantime: the next attempt sets the journal aside.
         Err(error @ (Error::Fenced { .. } | Error::WritesLost(_))) => {
             Err(Unsettled::ForNow(error.to_string()))
@@ -339,6 +356,45 @@ mod tests {
         let journal = OwnJournal::of(&tables(dir.path())).expect("a journal");
         let stuck = settle(&journal, &Arc::new(Memory::default()));
         assert!(matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("verify")), "{stuck:?}");
+    }
+
+    #[test]
+    fn there_is_no_second_attempt_before_the_first_has_ended() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
+        let journal = OwnJournal::of(&tables).expect("a journal");
+        written(&tables, &store, Some(5), b"first");
+        let without_patience = ObjectsTable { shutdown_flush_secs: 0, ..journal.objects.clone() };
+        let impatient = OwnJournal { objects: without_patience, ..journal.clone() };
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (_candidacy, present) = watch::channel(false);
+            let settle = async |own: &OwnJournal| {
+                own.settle(Arc::clone(&store) as Arc<dyn Blocker>, present.clone()).await
+            };
+            // The disk takes its time.
+            let (go_on, hangs) = std::sync::mpsc::channel();
+            let running = tokio::task::spawn_blocking(move || hangs.recv().expect("an outcome"));
+            *journal.attempt.lock().await = Some(running);
+            for _ in 0..3 {
+                let stuck = settle(&impatient).await;
+                assert!(
+                    matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("within 0 s")),
+                    "{stuck:?}"
+                );
+                // Nobody waits any more.
+                let given_up = tokio::time::timeout(Duration::ZERO, settle(&journal)).await;
+                assert!(given_up.is_err(), "{given_up:?}");
+            }
+            let (outcome, ()) = tokio::join!(settle(&journal), async {
+                go_on.send(Ok(false)).expect("it is waited for");
+            });
+            assert_eq!((outcome, journal.is_usable()), (Ok(()), false), "its outcome counts");
+            assert_eq!(content(&store), None, "the journal was not touched meanwhile");
+            assert_eq!(settle(&journal).await, Ok(()));
+        });
+        assert!(journal.is_usable());
+        assert_eq!(content(&store), Some(b"first".to_vec()));
     }
 
     #[test]
