@@ -43,7 +43,7 @@ fn a_frame_that_breaks_the_protocol_closes_its_connection_and_no_other() {
         ("a status", |b| (b[16] = 3, correct_checksums(b)).1, "status of a request"),
         ("a durability", |b| (b[17] = 9, correct_checksums(b)).1, "durability cannot be 9"),
         ("a condition", |b| (b[19] = 9, correct_checksums(b)).1, "condition cannot be 9"),
-        ("a payload beyond all limits", |b| (b[31] = 0xff, correct_checksums(b)).1, "a payload of"),
+        ("a payload beyond all limits", |b| (b[31] = 0xff, correct_checksums(b)).1, "a payload has"),
         ("an answer", |b| (b[6] |= 1, correct_checksums(b)).1, "is not allowed here"),
         ("a slot beyond the grant", |b| (b[8] = 4, correct_checksums(b)).1, "beyond what was granted"),
         ("a hello after the handshake", |b| (b[5] = 1, correct_checksums(b)).1, "is not allowed here"),
