@@ -509,9 +509,15 @@ impl Worker {
     /// Removes a connection from the table and closes its socket.
     #[cold]
     fn close_slot(&mut self, number: usize) {
-        // A queued reply names its socket by a descriptor, which another connection may have next.
+        // A queued reply names the slot, which another connection may have next.
         self.send_queued();
         if let Some(mut slot) = self.slots.get_mut(number).and_then(Option::take) {
+            if slot.connection.is_watcher() {
+                // The log thread may still hold a duplicate of the socket, which keeps the
+                // registration alive: its events would reach the next connection in this slot. The
+                // call fails only if there is no registration.
+                let _ = epoll::delete(&self.epoll, slot.socket.as_fd());
+            }
             if let (Some(stream), Some(tls)) = (&mut slot.tls, &mut self.tls) {
                 let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
                 tls.end(socket, stream, &self.counters);
