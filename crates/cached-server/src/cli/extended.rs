@@ -7,7 +7,8 @@
 use super::wrong;
 use cached_config::{ConfigError, eviction_policy};
 use cached_memcached::settings::{
-    ClientCertificates, InertSettings, KeyFormat, MinVersion, PAGE_BYTES, Settings, TlsSettings,
+    ClientCertificates, IO_URING_SOCKETS_MAX, InertSettings, KeyFormat, MinVersion, PAGE_BYTES, Settings,
+    TlsSettings,
 };
 use cached_process::{Exit, Failure};
 
@@ -66,7 +67,13 @@ impl Extended {
                 let mistake = |error: ConfigError| wrong(Exit::FlagValue, format!("{name} {}", error.why));
                 settings.eviction_policy = known.or_else(mistake)?;
             }
-            "io_uring_sockets_min" => settings.io_uring_sockets_min = unsigned(name, value)?,
+            "io_uring_sockets_min" => {
+                settings.io_uring_sockets_min = unsigned(name, value)?;
+                require(
+                    settings.io_uring_sockets_min <= IO_URING_SOCKETS_MAX,
+                    &format!("{name} must be at most {IO_URING_SOCKETS_MAX}"),
+                )?;
+            }
             "pin_workers" => settings.pin_workers = true,
             "no_pin_workers" => settings.pin_workers = false,
             "cluster_discovery" => {

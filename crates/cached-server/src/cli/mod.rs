@@ -181,7 +181,7 @@ pub struct Cli {
     ///   mru
     ///
     /// - io_uring_sockets_min: from how many ready connections on a thread serves them together
-    ///   through io_uring (default: 4; 0 for never)
+    ///   through io_uring (default: 4; at most 32; 0 for never)
     ///
     /// - pin_workers: tie each thread to one of the cores that the process may run on, if there are
     ///   enough (default: no_pin_workers)

@@ -8,7 +8,9 @@ use cached_config::{
     ConfigError, Size, check_tls, config_keys, eviction_policy, invalid, require, unix_mode,
 };
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
-use cached_memcached::settings::{Credentials, Form, ListenAddress, ListenTls, Settings, TlsSettings};
+use cached_memcached::settings::{
+    Credentials, Form, IO_URING_SOCKETS_MAX, ListenAddress, ListenTls, Settings, TlsSettings,
+};
 use cached_proto::Protocol;
 use cached_proto::udp::{UDP_DATA_LEN_MAX, UDP_REPLY_LEN_MAX};
 use serde::{Deserialize, Serialize};
@@ -68,7 +70,7 @@ config_keys! {
     /// `-R`; 0 means no limit.
     requests_per_wake: u32 = optional(requests_per_wake), in 0..=i32::MAX as u32;
     /// `-o io_uring_sockets_min`; 0 means never.
-    io_uring_sockets_min: u32 = count(io_uring_sockets_min);
+    io_uring_sockets_min: u32 = count(io_uring_sockets_min), in 0..=IO_URING_SOCKETS_MAX as u32;
     /// `-o pin_workers`.
     pin_workers: bool = same(pin_workers);
     /// Not `-F`.

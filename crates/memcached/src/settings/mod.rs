@@ -23,6 +23,9 @@ use std::sync::Arc;
 /// clients parse it to learn what a server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
+/// The maximum of [`Settings::io_uring_sockets_min`]: a worker serves no more connections together.
+pub const IO_URING_SOCKETS_MAX: usize = 32;
+
 /// The bytes that memcached counts for an item in addition to key, flags, value and CAS value.
 pub(crate) const ITEM_HEADER_BYTES: usize = 48;
 /// The bytes that memcached counts after the key and after the value.
@@ -110,7 +113,8 @@ with_defaults! {
         /// many as the batches contain.
         pub requests_per_wake: Option<u32> = None,
         /// The number of ready connections from which on a worker serves them as a bundle, through
-        /// io_uring where the system allows it; 0 for never.
+        /// io_uring where the system allows it; 0 for never, and at most
+        /// [`IO_URING_SOCKETS_MAX`].
         pub io_uring_sockets_min: usize = 4,
         /// Whether to pin each worker thread to one of the cores on which the process may run.
         pub pin_workers: bool = false,
