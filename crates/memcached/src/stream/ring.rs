@@ -9,7 +9,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL};
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 
 /// The maximum number of sockets in one system call: larger bundles save less than 1 % more, and
 /// delay the first reply.
@@ -30,7 +31,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Opens a ring and tries it: some sandboxes allow the setup alone.
+    /// Opens a ring, and tries to send and to receive: some sandboxes allow the setup alone, or
+    /// only some operations.
     ///
     /// # Errors
     /// If the system does not allow io_uring, or is older than Linux 5.18.
@@ -38,13 +40,18 @@ impl Ring {
         // An operation that fails does not keep those after it from being submitted.
         let ring = IoUring::builder().setup_submit_all().build(BUNDLE as u32)?;
         let mut ring = Ring { ring: Some(ring) };
-        // SAFETY: the operation has neither a descriptor nor a buffer.
-        let [tried, ..] = unsafe { ring.perform([opcode::Nop::new().build()].into_iter()) };
-        match tried {
-            Some(Ok(_)) => Ok(ring),
-            Some(Err(error)) => Err(error.into()),
-            None => Err(Errno::PERM.into()),
+        let (near, far) = UnixStream::pair()?;
+        let mut byte = [0];
+        let [sent, ..] = ring.send([(0, near.as_fd(), &b"t"[..])].into_iter());
+        let [received, ..] = ring.receive([(0, far.as_fd(), &mut byte[..])].into_iter());
+        for tried in [sent, received] {
+            match tried {
+                Some(Ok(1)) => {}
+                Some(Err(error)) => return Err(error.into()),
+                None | Some(Ok(_)) => return Err(Errno::PERM.into()),
+            }
         }
+        Ok(ring)
     }
 
     /// Returns whether operations are performed.
@@ -139,8 +146,6 @@ impl Ring {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
 
     /// Returns a ring; `None`, with a message, where the system does not allow any.
     fn ring() -> Option<Ring> {

@@ -186,15 +186,16 @@ impl Worker {
         let results = bundles.ring.receive(waiting);
         for (at, number) in numbers.enumerate() {
             ahead[at] = match results[at] {
-                // Not performed: a TLS connection, for example.
-                None | Some(Err(Errno::INTR)) => self.receive_ahead(number, at),
-                Some(result) => {
+                Some(result @ (Ok(_) | Err(Errno::AGAIN))) => {
                     let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
                     match slot.ready.received(result, AHEAD_BYTES) {
                         Poll::Ready(received) => self.read_ahead(received.unwrap_or(0), at),
                         Poll::Pending => ReadAhead::default(),
                     }
                 }
+                // Not performed, or an error that may be the ring's own, for lack of memory for
+                // example: the socket is asked.
+                None | Some(Err(_)) => self.receive_ahead(number, at),
             };
         }
     }
@@ -242,13 +243,13 @@ impl Worker {
         let number = reply.slot;
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         let sent = match result {
-            // Not performed: the connection tries again.
-            None | Some(Err(Errno::INTR)) => 0,
-            Some(result) => match slot.ready.sent(result, bytes.len()) {
-                Poll::Ready(Ok(sent)) => sent,
-                Poll::Ready(Err(_)) => return self.close_slot(number),
+            Some(result @ (Ok(_) | Err(Errno::AGAIN))) => match slot.ready.sent(result, bytes.len()) {
+                Poll::Ready(sent) => sent.unwrap_or(0),
                 Poll::Pending => 0,
             },
+            // Not performed, or an error that may be the ring's own: the connection sends again,
+            // and ends if its socket has failed.
+            None | Some(Err(_)) => 0,
         };
         let rest = &bytes[sent..];
         if rest.is_empty() && reply.next == Next::Close {
