@@ -54,6 +54,12 @@ pub(crate) trait Transport {
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>>;
     /// Writes some of the pieces, in order. Returns the number of bytes written.
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
+    /// Returns how many of the bytes that the last write accepted, `written`, count as sent now. A
+    /// transport that only queued them counts them itself once they are sent.
+    #[inline]
+    fn sent_by_write(&self, written: usize) -> u64 {
+        written as u64
+    }
     /// Returns whether a read is worth trying: `false` only if it would return `Pending` without a
     /// system call.
     #[inline]

@@ -113,7 +113,7 @@ impl Output {
         }
         // `send` returns the same error: a socket that has failed does not recover.
         let Poll::Ready(Ok(written)) = to.write(&self.bytes) else { return false };
-        *count += written as u64;
+        *count += to.sent_by_write(written);
         if written < self.bytes.len() {
             self.sent.bytes = written;
             return false;
@@ -135,7 +135,7 @@ impl Output {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
                 self.sent.bytes += written;
-                *count += written as u64;
+                *count += to.sent_by_write(written);
             }
         } else {
             ready!(self.send_pieces(to, count))?;
@@ -156,7 +156,7 @@ impl Output {
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            *count += written as u64;
+            *count += to.sent_by_write(written);
             self.advance(written);
         }
     }

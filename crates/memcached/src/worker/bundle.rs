@@ -143,6 +143,15 @@ impl Transport for QueueingSocket<'_> {
         }
         self.socket.write_vectored(pieces)
     }
+
+    #[inline]
+    fn sent_by_write(&self, written: usize) -> u64 {
+        // After a queued write, no other is accepted, so the last one was queued if any was.
+        match self.queue.replies.last() {
+            Some(reply) if reply.slot == self.slot => 0,
+            _ => written as u64,
+        }
+    }
 }
 
 impl Worker {
@@ -223,6 +232,8 @@ impl Worker {
             Some((at, slot.socket.as_fd(), bytes))
         });
         let results = bundles.ring.send(operations);
+        let sent_bytes: usize = results.iter().flatten().filter_map(|result| result.ok()).sum();
+        self.counters.sent_bytes.add(sent_bytes as u64);
         let mut start = 0;
         for (reply, result) in queue.replies.iter().zip(results) {
             let bytes = &queue.bytes[std::mem::replace(&mut start, reply.end)..reply.end];
@@ -256,8 +267,6 @@ impl Worker {
             return self.close_slot(number);
         }
         if !rest.is_empty() {
-            // The bytes were counted when they were queued, and will be again when they are sent.
-            self.counters.sent_bytes.add((rest.len() as u64).wrapping_neg());
             slot.connection.hold_unsent(rest, reply.next == Next::Close);
             if slot.connection.update_info(&self.shared, 0) == Memory::Short {
                 self.close_requested();
