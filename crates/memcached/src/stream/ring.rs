@@ -100,13 +100,16 @@ impl Ring {
     /// The descriptors and buffers of the operations must be valid until this function returns.
     unsafe fn perform(&mut self, operations: impl Iterator<Item = squeue::Entry>) -> Results {
         let mut results: Results = [None; BUNDLE];
-        let Some(ring) = &mut self.ring else { return results };
+        // Moved out: if the iterator panics, the ring is closed, and with it the operations that
+        // are in its queue by then.
+        let Some(mut ring) = self.ring.take() else { return results };
         let mut incomplete = 0;
         let mut submission = ring.submission();
         for operation in operations.take(BUNDLE) {
-            // SAFETY: the caller's promise holds until this function returns. It returns when
-            // every operation that the kernel has taken is complete, and takes those that the
-            // kernel has not taken out of its reach by closing the ring.
+            // SAFETY: the caller's promise holds until this function returns or unwinds. It returns
+            // when every operation that the kernel has taken is complete. Operations that the
+            // kernel has not taken are out of its reach with the ring, which is then closed. Only
+            // the iterator can panic, before the kernel has taken any.
             if unsafe { submission.push(&operation) }.is_err() {
                 break;
             }
@@ -132,12 +135,13 @@ impl Ring {
             {
                 if incomplete > 0 {
                     tracing::warn!(cause = %error, "io_uring fails and is not used any more");
-                    self.ring = None;
+                    return results;
                 }
                 break;
             }
             wanted = incomplete;
         }
+        self.ring = Some(ring);
         results
     }
 }
@@ -196,6 +200,25 @@ mod tests {
         assert!(sent > 0 && sent < large.len(), "{sent}");
         let again = ring.send([(0, near[BUNDLE - 1].as_fd(), &large[sent..])].into_iter());
         assert_eq!(again[0], Some(Err(Errno::AGAIN)));
+    }
+
+    #[test]
+    fn a_panic_of_the_iterator_closes_the_ring() {
+        let Some(mut ring) = ring() else { return };
+        let (near, far) = pairs(2);
+        let operations = near.iter().enumerate().map(|(at, near)| {
+            assert!(at == 0, "the second operation");
+            (at, near.as_fd(), &b"reply"[..])
+        });
+        let send = std::panic::AssertUnwindSafe(|| ring.send(operations));
+        std::panic::catch_unwind(send).expect_err("the panic");
+        assert!(!ring.is_open());
+        // The first operation is in the queue of no ring that another call would submit.
+        assert_eq!(ring.send([(0, near[1].as_fd(), &b"more"[..])].into_iter())[0], None);
+        drop(near);
+        for mut far in far {
+            assert_eq!(far.read(&mut [0; 8]).unwrap(), 0);
+        }
     }
 
     #[test]
