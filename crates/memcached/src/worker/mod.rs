@@ -462,6 +462,9 @@ impl Worker {
             return self.close_slot(number);
         }
         if slot.connection.update_info(&self.shared, tls_bytes) == Memory::Short {
+            if sends_first {
+                self.send_queued();
+            }
             self.close_requested();
             if result == DriveResult::Yield {
                 self.list_yielded(number);
