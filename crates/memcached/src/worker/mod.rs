@@ -453,8 +453,9 @@ impl Worker {
                 record_iteration(tracer, self.index, self.steps, &slot.connection.info, &served);
             }
         }
-        // The lines of the log thread follow what a watcher has been sent before.
-        let sends_first = IN_BUNDLE && slot.connection.is_watcher();
+        // The lines of the log thread follow what a watcher has been sent before. And other clients
+        // do not wait for their replies while connections with much work are driven.
+        let sends_first = IN_BUNDLE && (slot.connection.is_watcher() || result == DriveResult::Yield);
         if result == DriveResult::Close {
             if IN_BUNDLE && self.close_once_sent(number) {
                 return;
