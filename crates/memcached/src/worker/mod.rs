@@ -237,7 +237,7 @@ impl Worker {
         let is_traced = self.counters.next_timed.is_running() && self.shared.tracer.get().is_some();
         if events.len() >= min && !is_traced {
             for bundle in events.chunks(BUNDLE) {
-                match bundle.len() >= min {
+                match self.count_plain(bundle).is_some_and(|count| count >= min) {
                     true => self.serve_bundle(bundle),
                     false => self.serve_groups(bundle),
                 }
@@ -248,6 +248,19 @@ impl Worker {
         if events.iter().any(|event| event.data.u64() >= UDP_FIRST) {
             self.serve_others(events);
         }
+    }
+
+    /// Returns the number of events of connections; `None` if any of these has TLS. TLS records are
+    /// read and written one connection at a time, so a bundle would only delay the first reply.
+    fn count_plain(&self, events: &[epoll::Event]) -> Option<usize> {
+        let has_tls = |event: &epoll::Event| {
+            let slot = self.slots.get(event.data.u64() as usize).and_then(Option::as_ref);
+            slot.is_some_and(|slot| slot.tls.is_some())
+        };
+        if self.tls.is_some() && events.iter().any(has_tls) {
+            return None;
+        }
+        Some(events.iter().filter(|event| event.data.u64() < UDP_FIRST).count())
     }
 
     /// Serves the event sources without a connection slot: UDP sockets and the command queue.
