@@ -3,15 +3,16 @@
 //!
 //! Readiness still comes from epoll. A wake-up with fewer ready connections than
 //! `io_uring_sockets_min` is served without io_uring, as is everything where the system does not
-//! allow it: TLS records, large replies and the rest of a long input use the socket directly.
+//! allow it, and whatever is ready together with a TLS connection. Large replies and the rest of a
+//! long input use the socket directly.
 //!
 //! ```text
 //!  events ──► one receive ──► requests of connection 0 ──► reply 0 ─┐
 //!             for all         requests of connection 1 ──► reply 1 ─┼─► one send for all ──► what was not sent
 //!                             …                            …       ─┘                        is held by its connection
 //! ```
-//! A connection queues one reply at most. Its second write waits until the first is sent, and the
-//! connection is then driven again, so bytes keep their order.
+//! A connection queues up to 2 KiB of replies. A write beyond that waits until these are sent, and
+//! the connection is then driven again, so bytes keep their order.
 
 use super::{ReadAhead, Worker};
 use crate::connections::Memory;
@@ -103,6 +104,24 @@ impl SendQueue {
     fn reply_of(&mut self, slot: usize) -> Option<&mut Reply> {
         self.replies.last_mut().filter(|reply| reply.slot == slot)
     }
+
+    /// Adds bytes to the queued reply of the connection that is being driven, or waits until the
+    /// reply is sent if it would become too large. Returns `None` if no reply is queued.
+    fn extend(&mut self, slot: usize, bytes: &[u8]) -> Option<Poll<io::Result<usize>>> {
+        let [others @ .., reply] = &mut self.replies[..] else { return None };
+        if reply.slot != slot {
+            return None;
+        }
+        let start = others.last().map_or(0, |other| other.end);
+        // What follows a write that waits, waits too.
+        if reply.next == Next::Wait && self.bytes.len() - start + bytes.len() <= QUEUED_BYTES_MAX {
+            self.bytes.extend_from_slice(bytes);
+            reply.end = self.bytes.len();
+            return Some(Poll::Ready(Ok(bytes.len())));
+        }
+        reply.next = Next::Drive;
+        Some(Poll::Pending)
+    }
 }
 
 /// A socket whose small replies are queued.
@@ -124,9 +143,8 @@ impl Transport for QueueingSocket<'_> {
 
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if let Some(reply) = self.queue.reply_of(self.slot) {
-            reply.next = Next::Drive;
-            return Poll::Pending;
+        if let Some(polled) = self.queue.extend(self.slot, bytes) {
+            return polled;
         }
         if bytes.len() > QUEUED_BYTES_MAX || self.queue.replies.len() == BUNDLE || !self.socket.ready.write {
             return self.socket.write(bytes);
