@@ -213,8 +213,9 @@ impl Counters {
 // Request latency by command, from a sample of the worker's loop iterations. An iteration is one
 // wait for events and the connections served after it. Requests do not read the clock: in a timed
 // iteration, about one in 64 steps and at least one each second, the worker reads the clock when
-// the wait ends and after each connection. All requests of a connection are assigned the time in
-// between, because their replies are sent together.
+// the wait ends and after each connection, or once for all connections of a bundle. All requests in
+// between are assigned the time that has passed since the wait, because their replies are sent
+// together.
 
 /// The kinds of commands whose latency is measured, by their names in metrics.
 pub(crate) const KINDS: [&str; 7] = ["get", "set", "touch", "delete", "incr", "decr", "flush"];

@@ -18,6 +18,7 @@ use super::{ReadAhead, Worker};
 use crate::connections::Memory;
 use crate::settings::IO_URING_SOCKETS_MAX;
 use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, RING_BYTES, Ring, Socket, Transport};
+use crate::telemetry::heartbeat::Activity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
@@ -62,7 +63,11 @@ impl Bundles {
                 Some(Bundles { ring, sockets_min, queue })
             }
             Err(error) => {
-                tracing::info!(worker, cause = %error, "without io_uring: this system does not allow it");
+                // One line is enough: what the system refuses one worker, it refuses all.
+                match worker {
+                    0 => tracing::info!(cause = %error, "without io_uring: this system does not allow it"),
+                    _ => tracing::debug!(worker, cause = %error, "this worker is without io_uring"),
+                }
                 None
             }
         }
@@ -182,6 +187,8 @@ impl Worker {
         for event in events {
             self.record_event(*event);
         }
+        // The kernel receives for all of them: the step of none.
+        self.begin_step(-1, Activity::Serving);
         let mut ahead = [ReadAhead::default(); BUNDLE];
         self.receive_bundle(events, &mut ahead);
         for hash in ahead.iter().filter_map(|ahead| ahead.hash) {

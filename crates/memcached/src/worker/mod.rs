@@ -7,8 +7,8 @@
 //!                                       ──► …       ▼ with the worker's input and output buffers
 //! ```
 //! The loop waits by edge-triggered epoll: a request costs one wait, one receive and one send.
-//! Connections that are ready together share all three where io_uring is available. Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a
-//! request.
+//! Connections that are ready together share all three where io_uring is available. Only the
+//! acceptor's thread has a tokio runtime; there a connection is the unit, not a request.
 //!
 //! Connections that are ready at the same time are served in groups: the worker reads from all
 //! connections of a group, prefetches the items that their first requests name into the processor's
