@@ -39,8 +39,7 @@ pub(crate) const GROUP: usize = 4;
 /// that every sender fills completely cost memory.
 pub(crate) const AHEAD_BYTES: usize = (4 << 10) + (1 << 9);
 
-/// The size of a worker's input buffers, without those that bundles add
-/// ([`BUNDLE_BYTES`](crate::worker::BUNDLE_BYTES)).
+/// The size of a worker's input buffers, without those that bundles add.
 pub(crate) const INPUT_BUFFERS_BYTES: usize = INPUT_BYTES + GROUP * AHEAD_BYTES;
 
 /// A byte stream that never blocks.

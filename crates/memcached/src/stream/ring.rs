@@ -59,6 +59,12 @@ impl Ring {
         self.ring.is_some()
     }
 
+    /// Closes the ring, as a failing system call does.
+    #[cfg(test)]
+    pub(crate) fn close(&mut self) {
+        self.ring = None;
+    }
+
     /// Receives from each socket into its buffer, without waiting. Each result has the index that
     /// the iterator yields, which is less than [`BUNDLE`]; 0 bytes mean the end of the stream.
     pub(crate) fn receive<'a>(

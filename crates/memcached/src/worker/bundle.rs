@@ -305,3 +305,193 @@ impl Worker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connections::{AcceptedConnection, CommandQueue, ConnInfo, Endpoints};
+    use crate::process::Logging;
+    use crate::settings::Settings;
+    use crate::shared::Shared;
+    use crate::shared::clock::ServerClock;
+    use crate::stream::Readiness;
+    use crate::telemetry::watch::Watch;
+    use cached_core::kv::{Kv, KvConfig};
+    use rustix::event::Timespec;
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// A worker and its clients; client N is connected to slot N.
+    struct Bench {
+        worker: Worker,
+        clients: Vec<UnixStream>,
+    }
+
+    impl Bench {
+        /// Returns a worker that serves everything in bundles; `None`, with a message, where the
+        /// system does not allow io_uring.
+        fn new(clients: usize) -> Option<Bench> {
+            let settings = Settings {
+                threads: 1,
+                memory_bytes: 16 << 20,
+                io_uring_sockets_min: 1,
+                ..Settings::default()
+            };
+            let clock = ServerClock::new();
+            let config = KvConfig {
+                arena_bytes: settings.memory_bytes,
+                lanes: 1,
+                clock: clock.ticks(),
+                ..KvConfig::default()
+            };
+            let kv = Kv::new(config).expect("a store");
+            let watch = Arc::new(Watch::new(1 << 16, 1 << 16).expect("a descriptor"));
+            let queues = [CommandQueue::new().expect("a descriptor")];
+            let shared = Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into());
+            let worker = Worker::new(0, Arc::new(shared)).expect("descriptors");
+            if worker.bundles.is_none() {
+                eprintln!("SKIPPED: no io_uring here");
+                return None;
+            }
+            let mut bench = Bench { worker, clients: Vec::new() };
+            for _ in 0..clients {
+                let client = bench.connect();
+                bench.clients.push(client);
+            }
+            Some(bench)
+        }
+
+        fn connect(&mut self) -> UnixStream {
+            let (near, far) = UnixStream::pair().expect("sockets");
+            near.set_nonblocking(true).unwrap();
+            far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let info = ConnInfo::new(near.as_raw_fd(), Endpoints::Unix { path: "/x".into() }, None, 0, 2);
+            let info = self.worker.shared.connections.add(info);
+            self.worker.open_slot(AcceptedConnection { socket: near.into(), info, tls: None, handed: None });
+            far
+        }
+
+        /// Sends a request on every connection, and executes these without sending the replies.
+        fn queue_replies(&mut self, request: &[u8]) {
+            for (number, client) in self.clients.iter_mut().enumerate() {
+                client.write_all(request).unwrap();
+                self.worker.serve_with::<true>(number, None);
+            }
+        }
+
+        fn follow(&mut self, next: Next, bytes: &[u8], result: rustix::io::Result<usize>) {
+            self.worker.follow(&Reply { slot: 0, end: bytes.len(), next }, bytes, Some(result));
+        }
+
+        fn expect(&mut self, client: usize, expected: &[u8]) {
+            let mut received = vec![0; expected.len()];
+            self.clients[client].read_exact(&mut received).unwrap();
+            assert_eq!(received, expected);
+        }
+
+        fn expect_end(&mut self, client: usize) {
+            assert_eq!(self.clients[client].read(&mut [0; 8]).unwrap(), 0);
+            assert!(self.worker.slots[client].is_none());
+        }
+
+        fn sent_bytes(&self) -> u64 {
+            self.worker.counters.totals().sent_bytes
+        }
+    }
+
+    #[test]
+    fn replies_survive_a_ring_that_fails_before_they_are_sent() {
+        let Some(mut bench) = Bench::new(3) else { return };
+        bench.queue_replies(b"mn\r\n");
+        assert_eq!(bench.sent_bytes(), 0);
+        bench.worker.bundles.as_mut().unwrap().ring.close();
+        bench.worker.send_queued();
+        assert_eq!((bench.sent_bytes(), &bench.worker.yielded[..]), (0, &[0, 1, 2][..]));
+        bench.worker.serve_yielded();
+        (0..3).for_each(|client| bench.expect(client, b"MN\r\n"));
+        assert_eq!(bench.sent_bytes(), 12);
+        // From now on without the ring.
+        bench.clients.iter_mut().for_each(|client| client.write_all(b"mn\r\n").unwrap());
+        bench.worker.wait(&mut Vec::with_capacity(8), Some(Timespec::default()));
+        (0..3).for_each(|client| bench.expect(client, b"MN\r\n"));
+    }
+
+    #[test]
+    fn an_error_of_the_ring_ends_no_healthy_connection() {
+        let Some(mut bench) = Bench::new(1) else { return };
+        bench.follow(Next::Wait, b"first", Err(Errno::NOMEM));
+        bench.worker.serve_yielded();
+        bench.expect(0, b"first");
+        bench.follow(Next::Close, b"second", Err(Errno::CANCELED));
+        bench.worker.serve_yielded();
+        bench.expect(0, b"second");
+        bench.expect_end(0);
+    }
+
+    #[test]
+    fn a_client_that_has_gone_is_closed() {
+        let Some(mut bench) = Bench::new(1) else { return };
+        bench.queue_replies(b"mn\r\n");
+        bench.clients.clear();
+        bench.worker.send_queued();
+        bench.worker.serve_yielded();
+        assert!(bench.worker.slots[0].is_none());
+        assert_eq!(bench.sent_bytes(), 0);
+    }
+
+    #[test]
+    fn the_rest_of_a_last_reply_is_sent_before_the_end() {
+        let Some(mut bench) = Bench::new(1) else { return };
+        bench.follow(Next::Close, b"0123456789", Ok(4));
+        assert!(bench.worker.yielded.is_empty(), "the socket is full");
+        bench.worker.slots[0].as_mut().unwrap().ready.write = true;
+        bench.worker.serve(0, None);
+        bench.expect(0, b"456789");
+        bench.expect_end(0);
+        assert_eq!(bench.sent_bytes(), 6);
+    }
+
+    /// The log thread, which does not run here, would drop its duplicate of the socket later.
+    #[test]
+    fn no_event_of_a_watcher_reaches_the_next_connection_in_its_slot() {
+        let Some(mut bench) = Bench::new(1) else { return };
+        bench.queue_replies(b"watch fetchers\r\n");
+        bench.expect(0, b"OK\r\n");
+        bench.worker.close_slot(0);
+        let _client = bench.connect();
+        assert!(bench.worker.slots[0].is_some());
+        bench.clients.clear();
+        let mut events = Vec::with_capacity(8);
+        let spare = rustix::buffer::spare_capacity(&mut events);
+        epoll::wait(&bench.worker.epoll, spare, Some(&Timespec::default())).unwrap();
+        let flags: Vec<_> = events.iter().map(|event: &epoll::Event| event.flags).collect();
+        assert_eq!(flags, [epoll::EventFlags::OUT]);
+    }
+
+    #[test]
+    fn small_replies_are_queued_in_order_up_to_the_limit() {
+        let (near, _far) = UnixStream::pair().expect("sockets");
+        let (mut ready, mut queue) = (Readiness::NEW, SendQueue::default());
+        let mut write = |slot, len| {
+            let socket = Socket { fd: near.as_fd(), ready: &mut ready };
+            let mut socket = QueueingSocket { socket, slot, queue: &mut queue };
+            match socket.write(&vec![b'x'; len]) {
+                Poll::Ready(written) => Some((written.unwrap(), socket.sent_by_write(len))),
+                Poll::Pending => None,
+            }
+        };
+        assert_eq!(write(1, 3000), Some((3000, 3000)), "a large one is sent");
+        assert_eq!(write(1, 1500), Some((1500, 0)));
+        assert_eq!(write(1, 548), Some((548, 0)));
+        assert_eq!(write(1, 1), None);
+        assert_eq!(write(2, 1000), Some((1000, 0)));
+        assert_eq!(write(2, 1500), None);
+        assert_eq!(write(2, 10), None, "after one that waits");
+        let replies: Vec<_> = queue.replies.iter().map(|reply| (reply.slot, reply.end)).collect();
+        assert_eq!((queue.bytes.len(), &replies[..]), (3048, &[(1, 2048), (2, 3048)][..]));
+        assert!(queue.replies.iter().all(|reply| reply.next == Next::Drive));
+    }
+}
