@@ -37,8 +37,11 @@ pub(super) struct OwnJournal {
     objects: ObjectsTable,
     is_usable: Arc<AtomicBool>,
     /// The attempt to settle the journal that has not ended, or whose outcome nobody has waited for.
-    attempt: Arc<Mutex<Option<JoinHandle<Result<bool, Unsettled>>>>>,
+    attempt: Arc<Mutex<Option<Attempt>>>,
 }
+
+/// A thread that settles the journal, and returns whether the journal is empty now.
+type Attempt = JoinHandle<Result<bool, Unsettled>>;
 
 /// The reason why a journal is not settled, as a part of a line.
 #[derive(Debug, PartialEq, Eq)]
