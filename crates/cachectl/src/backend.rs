@@ -135,7 +135,9 @@ impl Opened {
         let mut store = loop {
             let error = match Store::open(&spec.store, &options) {
                 Ok(store) => break store,
-                Err(StartError::Config(error) | StartError::Locked(error)) => return Err(Error::Denied(error.why.into())),
+                Err(StartError::Config(error) | StartError::Locked(error)) => {
+                    return Err(Error::Denied(error.why.into()));
+                }
                 Err(StartError::Store(error)) => error,
             };
             let is_late = deadline.is_some_and(|deadline| Instant::now() + RETRY_DELAY >= deadline);

@@ -76,10 +76,11 @@ fn replies_that_do_not_fit_their_socket_wait_for_the_client() {
         }
     };
     let written = |lines: &[Vec<u8>]| -> u64 {
-        let texts = lines.iter().map(|line| String::from_utf8_lossy(line));
-        let count =
-            texts.filter_map(|line| line.trim().strip_prefix("STAT bytes_written ").map(str::to_owned));
-        count.last().expect("the statistic").parse().expect("a number")
+        let count = lines.iter().find_map(|line| {
+            let text = String::from_utf8_lossy(line);
+            text.trim().strip_prefix("STAT bytes_written ").map(str::to_owned)
+        });
+        count.expect("the statistic").parse().expect("a number")
     };
     let before = ask_stats();
     let rounds = 150;
