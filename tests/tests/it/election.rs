@@ -279,6 +279,10 @@ fn an_upgrade_of_a_standby_does_not_wait_for_a_store_that_is_away() {
         }
         (log.matches("has left the election").count() == 2).then_some(())
     });
+    // Otherwise the new process would outlive this one, which is killed.
+    wait_for("the last upgrade fails", || {
+        (host.log().matches("the upgrade has failed").count() == asked).then_some(())
+    });
 }
 
 #[test]
