@@ -261,7 +261,7 @@ fn an_upgrade_of_a_standby_does_not_wait_for_a_store_that_is_away() {
     let host = Daemon::start("cached", |_| {
         format!(
             "[process]\nupgrade_timeout_secs = 2\n[objects]\nwriter = \"elected\"\nmemory_bytes_max = \"16 MiB\"\n\
-             [objects.election]\nlease_secs = 1\n[objects.backend]\n{}[registry]\n{REGISTRY}\
+             shutdown_flush_secs = 1\n[objects.election]\nlease_secs = 1\n[objects.backend]\n{}[registry]\n{REGISTRY}\
              [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n",
             pair::backend(&store)
         )
