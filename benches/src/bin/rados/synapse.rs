@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use blocker::Blocker;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use synapse::{ClientConfig, SynapseBlocker};
+use synapse::{Address, ClientConfig, SynapseBlocker};
 
 use super::load;
 use super::plot::Pair;
@@ -36,9 +36,9 @@ impl Bench {
             let load = self.load(write, 4, 16, 20);
             let alone = self.alone_like(&load, 10)?;
             let server = Synapsed::start(&program, directory.path(), &self.ceph.conf)?;
-            let client = SynapseBlocker::connect_on_thread(ClientConfig::new(
-                server.address.parse().with_context(|| format!("the address {}", server.address))?,
-            ))?;
+            let address: Address =
+                server.address.parse().with_context(|| format!("the address {}", server.address))?;
+            let client = SynapseBlocker::connect_on_thread(ClientConfig::new(address))?;
             let backend: Arc<dyn Blocker> = Arc::new(client);
             touch(&backend, &load)?;
             let outcome = load::run(&backend, &load)?;
