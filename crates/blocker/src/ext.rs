@@ -13,9 +13,9 @@ use futures_core::Stream;
 
 use crate::admission::{EPOCH_STEP_MAX, check_epoch_step};
 use crate::{
-    Blocker, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest,
+    Blocker, Call, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest,
     DiscardRequest, Durability, Epoch, Error, InfoRequest, ListEntry, ListReply, ListRequest, Namespace,
-    ObjectId, ReadReply, ReadRequest, Reply, ReplyFuture, Result, Segments, TruncateRequest, Version,
+    ObjectId, ReadReply, ReadRequest, Reply, ReplyFuture, Result, Scope, Segments, TruncateRequest, Version,
     WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 
@@ -85,6 +85,24 @@ pub trait BlockerExt: Blocker {
         copy(CopyRequest);
     }
 
+    /// Returns the epoch in force in a scope; 0 if the scope was never claimed. Changes nothing.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Blocker::claim`], except `Fenced`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    fn epoch_in_force(&self, scope: Scope, call: Call) -> impl Future<Output = Result<Epoch>> + Send {
+        let asked = self.claim(ClaimRequest { call, ..ClaimRequest::ask(scope) });
+        async move {
+            match asked.await {
+                Ok(reply) => Ok(reply.epoch),
+                Err(Error::Fenced { epoch }) => Ok(epoch),
+                Err(error) => Err(error),
+            }
+        }
+    }
+
     /// Claims a scope like [`Blocker::claim`], even if the epoch is more than [`EPOCH_STEP_MAX`] above
     /// the one in force: with as many claims of epochs in between as are necessary.
     ///
@@ -98,13 +116,8 @@ pub trait BlockerExt: Blocker {
                     Err(error @ Error::Invalid(_)) => error,
                     claimed => return claimed,
                 };
-                let ask = ClaimRequest { call: request.call, ..ClaimRequest::ask(request.scope.clone()) };
-                let in_force = match self.claim(ask).await {
-                    Ok(reply) => reply.epoch,
-                    Err(Error::Fenced { epoch }) => epoch,
-                    Err(error) => return Err(error),
-                };
-                // A store that does not put the steps in force is not asked for ever.
+                let in_force = self.epoch_in_force(request.scope.clone(), request.call).await?;
+                // A store that grants a step, but does not put it in force, would be asked forever.
                 if in_force < step || check_epoch_step(in_force, request.epoch).is_ok() {
                     return Err(refused);
                 }

@@ -475,7 +475,7 @@ mod tests {
     use super::*;
     use blocker::admission::EPOCH_STEP_MAX;
     use blocker::executor::block_on;
-    use blocker::{Memory, WriteRequest};
+    use blocker::{Call, Memory, WriteRequest};
 
     const OWN: WriterId = WriterId(1);
 
@@ -494,11 +494,7 @@ mod tests {
 
     fn in_force(store: &Memory, name: &str) -> Epoch {
         let namespace = Namespace::copy_from(name.as_bytes()).unwrap();
-        match block_on(store.claim(ClaimRequest::ask(Scope::Namespace(namespace)))) {
-            Ok(reply) => reply.epoch,
-            Err(Error::Fenced { epoch }) => epoch,
-            Err(error) => panic!("{error}"),
-        }
+        block_on(store.epoch_in_force(Scope::Namespace(namespace), Call::default())).unwrap()
     }
 
     fn store(names: &[&str]) -> Arc<Memory> {

@@ -1,7 +1,8 @@
 //! Attaches a volume: obtains the right to write to it, then reads its head, then its map.
 
 use blocker::{
-    Blocker, ClaimRequest, Condition, Durability, Epoch, Error as Store, Scope, Version, WriterId,
+    Blocker, BlockerExt, Call, ClaimRequest, Condition, Durability, Epoch, Error as Store, Scope, Version,
+    WriterId,
 };
 
 use crate::error::{Error, Result};
@@ -197,11 +198,7 @@ pub(crate) async fn claim(
     let mut in_force = match last.map(|owner| Epoch(owner.epoch)) {
         // If there is a newer epoch, the response to the claim names it.
         Some(last) if last > Epoch(0) => last,
-        _ => match pool.store.claim(ClaimRequest::ask(scope.clone())).await {
-            Ok(reply) => reply.epoch,
-            Err(Store::Fenced { epoch }) => epoch,
-            Err(error) => return Err(error.into()),
-        },
+        _ => pool.store.epoch_in_force(scope.clone(), Call::default()).await?,
     };
     for _ in 0..TRIES {
         let epoch = Epoch(in_force.0.saturating_add(1));

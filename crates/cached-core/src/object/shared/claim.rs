@@ -5,7 +5,9 @@
 //! acknowledged that the store would refuse. Data that were read before the claim may have been
 //! changed by the previous writer, and are dropped.
 
-use blocker::{BlockerExt, ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
+use blocker::{
+    BlockerExt, Call, ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp,
+};
 
 use super::handle::Handle;
 use super::parts::StoreSide;
@@ -21,14 +23,12 @@ use crate::sync::Arc;
 /// The maximum number of consecutive claims of a namespace that other writers may overtake.
 const CLAIM_TRIES_MAX: u32 = 32;
 
-/// Returns the epoch in force for a scope: a claim with epoch 0 changes nothing and returns it.
+/// Returns the epoch in force for a scope.
 pub(crate) async fn ask_epoch(store: &StoreSide, scope: Scope) -> Result<Epoch> {
-    match store.below.claim(ClaimRequest::ask(scope)).await {
-        Ok(reply) => Ok(reply.epoch),
-        Err(Error::Fenced { epoch }) => Ok(epoch),
+    match store.below.epoch_in_force(scope, Call::default()).await {
         // The query has changed nothing, whatever its outcome.
         Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
-        Err(error) => Err(error),
+        asked => asked,
     }
 }
 
