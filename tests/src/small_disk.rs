@@ -5,21 +5,35 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A mounted tmpfs. Dropping this value unmounts it.
+/// A mounted file system. Dropping this value unmounts it.
 #[derive(Debug)]
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Mounts a file system of this size at a new directory; `None` if this machine does not allow
-    /// that.
+    /// Mounts a tmpfs of this size at a new directory; returns `None` if this machine does not
+    /// allow that.
     ///
     /// # Panics
-    /// If the directory cannot be created.
+    /// Panics if the directory cannot be created.
     #[must_use]
     pub fn mount(path: &Path, mib: u64) -> Option<Self> {
+        Self::mount_as("tmpfs", &format!("size={mib}m"), path)
+    }
+
+    /// Mounts a ramfs, which refuses direct writes, like [`mount`](Self::mount). It has no size, so
+    /// it must not be filled.
+    ///
+    /// # Panics
+    /// Panics if the directory cannot be created.
+    #[must_use]
+    pub fn mount_ramfs(path: &Path) -> Option<Self> {
+        Self::mount_as("ramfs", "mode=700", path)
+    }
+
+    fn mount_as(kind: &str, options: &str, path: &Path) -> Option<Self> {
         std::fs::create_dir(path).expect("a directory");
         let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]).arg(path);
+        command.args(["-t", kind, "-o", options, kind]).arg(path);
         command.output().is_ok_and(|output| output.status.success()).then(|| Self(path.into()))
     }
 

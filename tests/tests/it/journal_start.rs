@@ -4,12 +4,10 @@
 //! for a failing disk.
 
 use std::fs::OpenOptions;
-use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use blocker::executor::block_on;
 use blocker::{
@@ -20,6 +18,7 @@ use cached_tests::kill9::directory;
 use cached_tests::outside::skip;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::site::{Daemon, Site, metric, wait_for};
+use cached_tests::small_disk::SmallDisk;
 use synapse::SynapseBlocker;
 
 /// The exit statuses for an invalid configuration, and for a resource that is in use or may appear
@@ -513,42 +512,14 @@ fn a_directory_that_cannot_be_made_is_refused() {
     });
 }
 
-/// A file system. Dropping this value unmounts it.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn new(path: PathBuf, kind: &str, options: &str) -> Option<Self> {
-        std::fs::create_dir(&path).expect("a directory");
-        let mut command = Command::new("mount");
-        let mounted = command.args(["-t", kind, "-o", options, kind]).arg(&path).output();
-        mounted.is_ok_and(|output| output.status.success()).then_some(Self(path))
-    }
-
-    /// Fills the file system to its last block.
-    fn fill(&self) {
-        let mut ballast = std::fs::File::create(self.0.join("ballast")).expect("a file");
-        while ballast.write_all(&[1; 4096]).is_ok() {}
-    }
-
-    fn make_room(&self) {
-        std::fs::remove_file(self.0.join("ballast")).expect("the ballast");
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
-    }
-}
-
 #[test]
 fn a_file_system_without_direct_writes_is_refused() {
     const TEST: &str = "a_file_system_without_direct_writes_is_refused";
     for_both("journal-direct", |site| {
-        let Some(mount) = Mount::new(site.path("ram"), "ramfs", "mode=700") else {
+        let Some(mount) = SmallDisk::mount_ramfs(&site.path("ram")) else {
             return skip(TEST, "a ramfs cannot be mounted here");
         };
-        let site = Site { journal: mount.0.join("journal"), ..site.clone() };
+        let site = Site { journal: mount.path().join("journal"), ..site.clone() };
         site.configure(NEVER_MS, "", "", "");
         assert_refused(&site, &[site.journal.to_str().expect("a path"), "O_DIRECT", "direct = false"]);
         // The remedy is applied to the directory that the refused start has left.
@@ -582,10 +553,10 @@ fn punch_holes(journal: &Path) {
 fn a_disk_that_fails_is_waited_for() {
     const TEST: &str = "a_disk_that_fails_is_waited_for";
     for_both("journal-disk-fails", |site| {
-        let Some(mount) = Mount::new(site.path("disk"), "tmpfs", "size=12m") else {
+        let Some(mount) = SmallDisk::mount(&site.path("disk"), 12) else {
             return skip(TEST, "a tmpfs cannot be mounted here");
         };
-        let site = Site { journal: mount.0.join("journal"), ..site.clone() };
+        let site = Site { journal: mount.path().join("journal"), ..site.clone() };
         site.configure(NEVER_MS, "", "direct = false", "");
         for is_new in [true, false] {
             if !is_new {
@@ -615,10 +586,10 @@ fn a_disk_that_fails_is_waited_for() {
 fn the_wait_for_a_disk_ends_with_the_process() {
     const TEST: &str = "the_wait_for_a_disk_ends_with_the_process";
     for_both("journal-wait-ends", |site| {
-        let Some(mount) = Mount::new(site.path("disk"), "tmpfs", "size=1m") else {
+        let Some(mount) = SmallDisk::mount(&site.path("disk"), 1) else {
             return skip(TEST, "a tmpfs cannot be mounted here");
         };
-        let site = Site { journal: mount.0.join("journal"), ..site.clone() };
+        let site = Site { journal: mount.path().join("journal"), ..site.clone() };
         site.configure(NEVER_MS, "", "direct = false", "");
         let running = site.spawn();
         wait_for("the start that waits", || running.log().contains("waiting for the disk of the journal"));
