@@ -22,6 +22,7 @@ use crate::telemetry::heartbeat::Activity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::task::Poll;
 
@@ -90,8 +91,8 @@ pub(super) struct SendQueue {
 struct Reply {
     /// The number of the connection's slot.
     slot: usize,
-    /// The end of the reply in the queue's bytes, where the next reply begins.
-    end: usize,
+    /// The place of the reply in the queue's bytes.
+    range: Range<usize>,
     next: Next,
 }
 
@@ -113,15 +114,11 @@ impl SendQueue {
     /// Adds bytes to the queued reply of the connection that is being driven, or waits until the
     /// reply is sent if it would become too large. Returns `None` if no reply is queued.
     fn extend(&mut self, slot: usize, bytes: &[u8]) -> Option<Poll<io::Result<usize>>> {
-        let [others @ .., reply] = &mut self.replies[..] else { return None };
-        if reply.slot != slot {
-            return None;
-        }
-        let start = others.last().map_or(0, |other| other.end);
+        let reply = self.replies.last_mut().filter(|reply| reply.slot == slot)?;
         // What follows a write that waits, waits too.
-        if reply.next == Next::Wait && self.bytes.len() - start + bytes.len() <= QUEUED_BYTES_MAX {
+        if reply.next == Next::Wait && reply.range.len() + bytes.len() <= QUEUED_BYTES_MAX {
             self.bytes.extend_from_slice(bytes);
-            reply.end = self.bytes.len();
+            reply.range.end = self.bytes.len();
             return Some(Poll::Ready(Ok(bytes.len())));
         }
         reply.next = Next::Drive;
@@ -154,8 +151,10 @@ impl Transport for QueueingSocket<'_> {
         if bytes.len() > QUEUED_BYTES_MAX || self.queue.replies.len() == BUNDLE || !self.socket.ready.write {
             return self.socket.write(bytes);
         }
+        let start = self.queue.bytes.len();
         self.queue.bytes.extend_from_slice(bytes);
-        self.queue.replies.push(Reply { slot: self.slot, end: self.queue.bytes.len(), next: Next::Wait });
+        let range = start..self.queue.bytes.len();
+        self.queue.replies.push(Reply { slot: self.slot, range, next: Next::Wait });
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -250,18 +249,15 @@ impl Worker {
         let slots = &*slots;
         // Moved out, because a connection that is closed below sends the queue first.
         let mut queue = std::mem::take(&mut bundles.queue);
-        let mut start = 0;
         let operations = queue.replies.iter().enumerate().filter_map(|(at, reply)| {
-            let bytes = &queue.bytes[std::mem::replace(&mut start, reply.end)..reply.end];
             let slot = slots.get(reply.slot)?.as_ref()?;
-            Some((at, slot.socket.as_fd(), bytes))
+            Some((at, slot.socket.as_fd(), &queue.bytes[reply.range.clone()]))
         });
         let results = bundles.ring.send(operations);
         let sent_bytes: usize = results.iter().flatten().filter_map(|result| result.ok()).sum();
         self.counters.sent_bytes.add(sent_bytes as u64);
-        let mut start = 0;
         for (reply, result) in queue.replies.iter().zip(results) {
-            let bytes = &queue.bytes[std::mem::replace(&mut start, reply.end)..reply.end];
+            let bytes = &queue.bytes[reply.range.clone()];
             if result != Some(Ok(bytes.len())) || reply.next != Next::Wait {
                 self.follow(reply, bytes, result);
             }
@@ -383,7 +379,7 @@ mod tests {
         }
 
         fn follow(&mut self, next: Next, bytes: &[u8], result: rustix::io::Result<usize>) {
-            self.worker.follow(&Reply { slot: 0, end: bytes.len(), next }, bytes, Some(result));
+            self.worker.follow(&Reply { slot: 0, range: 0..bytes.len(), next }, bytes, Some(result));
         }
 
         fn expect(&mut self, client: usize, expected: &[u8]) {
@@ -490,8 +486,8 @@ mod tests {
         assert_eq!(write(2, 1000), Some((1000, 0)));
         assert_eq!(write(2, 1500), None);
         assert_eq!(write(2, 10), None, "after one that waits");
-        let replies: Vec<_> = queue.replies.iter().map(|reply| (reply.slot, reply.end)).collect();
-        assert_eq!((queue.bytes.len(), &replies[..]), (3048, &[(1, 2048), (2, 3048)][..]));
+        let replies: Vec<_> = queue.replies.iter().map(|reply| (reply.slot, reply.range.clone())).collect();
+        assert_eq!((queue.bytes.len(), &replies[..]), (3048, &[(1, 0..2048), (2, 2048..3048)][..]));
         assert!(queue.replies.iter().all(|reply| reply.next == Next::Drive));
     }
 }
