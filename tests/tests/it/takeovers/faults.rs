@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cached_tests::daemon::DEADLINE;
+use cached_tests::daemon::{DEADLINE, wait_for};
 use cached_tests::time_of_day::TimeOfDay;
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -103,10 +103,11 @@ impl Fault {
                 let took = begun.elapsed();
                 hosts.pair.wait_for_leader(1 - leader);
                 let served = counts.stored.load(Ordering::Relaxed);
-                // What was in flight has been answered once further writes are.
-                while counts.stored.load(Ordering::Relaxed) < served + 20 {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
+                // Once further writes are acknowledged, the requests that were in flight have been
+                // answered.
+                wait_for("writes after the step-down", || {
+                    (counts.stored.load(Ordering::Relaxed) >= served + 20).then_some(())
+                });
                 assert_eq!(counts.failed(), failed, "requests failed when the leader stepped down");
                 println!("the leader has stepped down after {took:.2?}");
             }
