@@ -137,13 +137,11 @@ impl Ring {
             }
             if let Err(error) = entered
                 && error.kind() != io::ErrorKind::Interrupted
+                && incomplete > 0
                 && ring.submission().len() == incomplete
             {
-                if incomplete > 0 {
-                    tracing::warn!(cause = %error, "io_uring fails and is not used any more");
-                    return results;
-                }
-                break;
+                tracing::warn!(cause = %error, "io_uring fails and is not used any more");
+                return results;
             }
             wanted = incomplete;
         }
