@@ -23,7 +23,8 @@ use std::sync::Arc;
 /// clients parse it to learn what a server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
-/// The maximum of [`Settings::io_uring_sockets_min`]: a worker serves no more connections together.
+/// The maximum of [`Settings::io_uring_sockets_min`]. A worker serves at most this number of
+/// connections together, so with a larger minimum it would never do so.
 pub const IO_URING_SOCKETS_MAX: usize = 32;
 
 /// The bytes that memcached counts for an item in addition to key, flags, value and CAS value.

@@ -5,6 +5,7 @@
 //! therefore closed or handed over without a cancellation, a process that takes over inherits
 //! nothing, and no completion can overflow its queue, which has room for two bundles.
 
+use crate::settings::IO_URING_SOCKETS_MAX;
 use io_uring::{IoUring, opcode, squeue, types};
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL};
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use std::os::unix::net::UnixStream;
 
 /// The maximum number of sockets in one system call: larger bundles save less than 1 % more, and
 /// delay the first reply.
-pub(crate) const BUNDLE: usize = 32;
+pub(crate) const BUNDLE: usize = IO_URING_SOCKETS_MAX;
 
 /// The memory of a ring: 64 bytes for each operation, 16 for each of twice as many results, and the
 /// rest of the pages.

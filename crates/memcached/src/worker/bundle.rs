@@ -16,7 +16,6 @@
 
 use super::{ReadAhead, Worker};
 use crate::connections::Memory;
-use crate::settings::IO_URING_SOCKETS_MAX;
 use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, RING_BYTES, Ring, Socket, Transport};
 use crate::telemetry::heartbeat::Activity;
 use rustix::event::epoll;
@@ -33,9 +32,6 @@ const QUEUED_BYTES_MAX: usize = 2 << 10;
 /// The memory of a worker's bundles, in bytes, in addition to that of groups.
 pub(crate) const BUNDLE_BYTES: usize =
     RING_BYTES + BUNDLE * QUEUED_BYTES_MAX + (BUNDLE - GROUP) * AHEAD_BYTES;
-
-// With a larger minimum, no bundle would ever be served.
-const _: () = assert!(IO_URING_SOCKETS_MAX == BUNDLE);
 
 /// The state of a worker for bundles.
 pub(super) struct Bundles {
