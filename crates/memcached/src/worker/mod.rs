@@ -475,22 +475,15 @@ impl Worker {
             }
             return self.close_slot(number);
         }
-        if slot.connection.update_info(&self.shared, tls_bytes) == Memory::Short {
-            if sends_first {
-                self.send_queued();
-            }
-            self.close_requested();
-            if result == DriveResult::Yield {
-                self.list_yielded(number);
-            }
-            return;
-        }
-        if result == DriveResult::Yield && !slot.is_listed {
-            slot.is_listed = true;
-            self.yielded.push(number);
-        }
+        let memory = slot.connection.update_info(&self.shared, tls_bytes);
         if sends_first {
             self.send_queued();
+        }
+        if memory == Memory::Short {
+            self.close_requested();
+        }
+        if result == DriveResult::Yield {
+            self.list_yielded(number);
         }
     }
 
