@@ -14,6 +14,7 @@
 //!
 //! A standby does not touch the journal.
 
+use super::STEP_TIMEOUT;
 use blocker::{Blocker, Error};
 use cached_config::{JournalTable, ObjectsTable, StartError, Waiting, close_stored_journal, flush_all};
 use cached_core::insight::Sampling;
@@ -25,8 +26,6 @@ use tokio::runtime::Builder;
 use tokio::sync::{Mutex, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-/// The maximum time until a cache that is no longer used has closed its journal.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The delay between two looks at a cache that is about to end.
 const LOOK_DELAY: Duration = Duration::from_millis(1);
 
@@ -157,12 +156,8 @@ impl OwnJournal {
         drop(cache);
         tasks.shutdown().await;
         // The leader's cache opens the journal again.
-        let deadline = Instant::now() + CLOSE_TIMEOUT;
-        while !left.is_gone() {
-            if Instant::now() >= deadline {
-                return Err(Unsettled::ForNow("it is still in use".into()));
-            }
-            tokio::time::sleep(LOOK_DELAY).await;
+        if tokio::time::timeout(STEP_TIMEOUT, until(|| left.is_gone())).await.is_err() {
+            return Err(Unsettled::ForNow("it is still in use".into()));
         }
         if stored == Ok(true) {
             let took_ms = began.elapsed().as_millis();
@@ -185,6 +180,13 @@ fn unrecovered(error: &RecoveryError) -> Result<bool, Unsettled> {
     }
 }
 
+/// Waits until a cache has reached a state, which it reaches soon and does not announce.
+async fn until(is_reached: impl Fn() -> bool) {
+    while !is_reached() {
+        tokio::time::sleep(LOOK_DELAY).await;
+    }
+}
+
 /// Applies and stores the changes, and empties the journal. Returns false if the journal cannot be
 /// set aside.
 async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Unsettled> {
@@ -196,9 +198,7 @@ async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Uns
         flush_all(cache, limit).await?;
         // The recovery ends a little after its last object is stored; only then is the journal
         // emptied.
-        while !cache.is_stored() {
-            tokio::time::sleep(LOOK_DELAY).await;
-        }
+        until(|| cache.is_stored()).await;
         close_stored_journal(cache).await;
         Ok::<_, Error>(())
     };
