@@ -36,7 +36,7 @@ impl Ring {
     /// only some operations.
     ///
     /// # Errors
-    /// If the system does not allow io_uring, or is older than Linux 5.18.
+    /// Fails if the system does not allow io_uring, or is older than Linux 5.18.
     pub(crate) fn open() -> io::Result<Ring> {
         // An operation that fails does not keep those after it from being submitted.
         let ring = IoUring::builder().setup_submit_all().build(BUNDLE as u32)?;
@@ -107,8 +107,8 @@ impl Ring {
     /// The descriptors and buffers of the operations must be valid until this function returns.
     unsafe fn perform(&mut self, operations: impl Iterator<Item = squeue::Entry>) -> Results {
         let mut results: Results = [None; BUNDLE];
-        // Moved out: if the iterator panics, the ring is closed, and with it the operations that
-        // are in its queue by then.
+        // The ring is moved out. If the iterator panics, it is thereby closed, and with it the
+        // operations that are in its queue by then.
         let Some(mut ring) = self.ring.take() else { return results };
         let mut incomplete = 0;
         let mut submission = ring.submission();

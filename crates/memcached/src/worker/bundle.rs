@@ -36,7 +36,7 @@ pub(crate) const BUNDLE_BYTES: usize =
 /// The state of a worker for bundles.
 pub(super) struct Bundles {
     ring: Ring,
-    /// The number of ready connections from which on they are served as a bundle.
+    /// The minimum number of ready connections that are served as a bundle.
     sockets_min: usize,
     pub(super) queue: SendQueue,
 }
@@ -62,15 +62,17 @@ impl Bundles {
             Err(error) => {
                 // One line is enough: what the system refuses one worker, it refuses all.
                 match worker {
-                    0 => tracing::info!(cause = %error, "without io_uring: this system does not allow it"),
-                    _ => tracing::debug!(worker, cause = %error, "this worker is without io_uring"),
+                    0 => {
+                        tracing::info!(cause = %error, "io_uring is not used: this system does not allow it");
+                    }
+                    _ => tracing::debug!(worker, cause = %error, "this worker does not use io_uring"),
                 }
                 None
             }
         }
     }
 
-    /// Returns the number of ready connections from which on they are served as a bundle.
+    /// Returns the minimum number of ready connections that are served as a bundle.
     pub(super) fn sockets_min(&self) -> usize {
         if self.ring.is_open() { self.sockets_min } else { usize::MAX }
     }
@@ -164,7 +166,7 @@ impl Transport for QueueingSocket<'_> {
 
     #[inline]
     fn sent_by_write(&self, written: usize) -> u64 {
-        // After a queued write, no other is accepted, so the last one was queued if any was.
+        // Once the connection has a queued reply, each write that is accepted is added to it.
         match self.queue.replies.last() {
             Some(reply) if reply.slot == self.slot => 0,
             _ => written as u64,
@@ -182,7 +184,7 @@ impl Worker {
         for event in events {
             self.record_event(*event);
         }
-        // The kernel receives for all of them: the step of none.
+        // The kernel receives for all of them, so this step belongs to no connection.
         self.begin_step(-1, Activity::Serving);
         let mut ahead = [ReadAhead::default(); BUNDLE];
         self.receive_bundle(events, &mut ahead);
@@ -222,8 +224,8 @@ impl Worker {
                         Poll::Pending => ReadAhead::default(),
                     }
                 }
-                // Not performed, or an error that may be the ring's own, for lack of memory for
-                // example: the socket is asked.
+                // The operation was not performed, or its error may be the ring's own (such as a
+                // lack of memory): the socket is asked.
                 None | Some(Err(_)) => self.receive_ahead(number, at),
             };
         }
@@ -243,7 +245,7 @@ impl Worker {
             return;
         }
         let slots = &*slots;
-        // Moved out, because a connection that is closed below sends the queue first.
+        // The queue is moved out, because `close_slot`, which `follow` may call, sends it first.
         let mut queue = std::mem::take(&mut bundles.queue);
         let operations = queue.replies.iter().enumerate().filter_map(|(at, reply)| {
             let slot = slots.get(reply.slot)?.as_ref()?;
@@ -265,7 +267,8 @@ impl Worker {
         }
     }
 
-    /// Continues with a connection whose reply was not sent completely, or was not its last step.
+    /// Continues with a connection whose reply was not sent completely, or that has more to do once
+    /// its reply is sent.
     #[cold]
     fn follow(&mut self, reply: &Reply, bytes: &[u8], result: Option<rustix::io::Result<usize>>) {
         let number = reply.slot;
@@ -275,8 +278,8 @@ impl Worker {
                 Poll::Ready(sent) => sent.unwrap_or(0),
                 Poll::Pending => 0,
             },
-            // Not performed, or an error that may be the ring's own: the connection sends again,
-            // and ends if its socket has failed.
+            // The operation was not performed, or its error may be the ring's own: the connection
+            // sends again, and ends if its socket has failed.
             None | Some(Err(_)) => 0,
         };
         let rest = &bytes[sent..];

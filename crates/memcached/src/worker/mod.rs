@@ -466,7 +466,7 @@ impl Worker {
                 record_iteration(tracer, self.index, self.steps, &slot.connection.info, &served);
             }
         }
-        // The lines of the log thread follow what a watcher has been sent before. And other clients
+        // A watcher's replies precede the lines that the log thread sends to it. And other clients
         // do not wait for their replies while connections with much work are driven.
         let sends_first = IN_BUNDLE && (slot.connection.is_watcher() || result == DriveResult::Yield);
         if result == DriveResult::Close {
