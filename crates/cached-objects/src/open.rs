@@ -59,7 +59,8 @@ pub(super) struct Opening {
     pub(super) health: Option<Health>,
     /// Whether this host leads now, if the writer is elected.
     pub(super) leads: Option<Holds>,
-    /// Whether the cache uses no journal although one is configured: too many are set aside.
+    /// Whether the cache uses no journal although one is configured, because that journal could not
+    /// be set aside.
     pub(super) without_journal: bool,
 }
 

@@ -42,7 +42,7 @@ impl Gate {
         }
         let reply = request(&*self.below);
         match reply {
-            // A hit is not moved once more.
+            // Returned as it is, because each move of a hit's data costs instructions.
             Reply::Ready(Ok(_)) => reply,
             Reply::Ready(Err(error)) => Reply::err(replaced(error)),
             Reply::Pending(answer) => {

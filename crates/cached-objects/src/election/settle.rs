@@ -3,10 +3,10 @@
 //! lost. So whenever this host takes the lease, and before it claims the store, whatever the journal
 //! still has is *settled*: stored, or set aside.
 //!
-//! The claim of a leadership passes over epochs. A host whose lease has ended could claim one of
-//! them late, after a look at the epoch in force and before that claim, and change something: nothing
-//! would show that the journal's changes are the older ones. So they are applied as the rest of the
-//! leadership, or of the process with `writer = "cache"`, that has logged them: by a cache of their
+//! The epoch of a leadership may be several above the one in force. Until it is claimed, a host whose
+//! lease has ended could still claim an epoch in between and change something: nothing would show
+//! that the journal's changes are the older ones. So the journal's changes are applied as the rest of
+//! the leadership, or of the process with `writer = "cache"`, that logged them: by a cache of their
 //! own, under the epoch right after theirs. The store grants that epoch only if no other host has
 //! claimed the namespace since, and refuses what is applied as soon as one does. Otherwise the
 //! journal is set aside (`cached_core`, `object/recovery`). Only then is the store claimed with the
@@ -74,16 +74,16 @@ impl OwnJournal {
 
     /// Stores the changes that the journal has, as long as their epochs are in force; sets the journal
     /// aside if another host has claimed the store since. Afterwards the journal is empty, unless it
-    /// cannot be set aside, because as many as possible are already, or the disk is full: then it stays
-    /// as it is, and the next leader does without. This ends early once nobody can send to `candidacy`
-    /// any more.
+    /// cannot be set aside, because the maximum number of journals is set aside already, or the disk is
+    /// full: then the journal stays as it is, and the next leadership of this host uses no journal. The
+    /// attempt ends early once the sender of `candidacy` is dropped.
     ///
-    /// A slow disk may take longer than this waits. The attempt goes on, and the next call waits for
-    /// it: a second one would set the same journal aside once more, and a disk that hangs would hold one
-    /// thread for each.
+    /// The attempt may take longer than this call waits, if the disk is slow. Then it continues, and the
+    /// next call waits for it. A second attempt would set the same journal aside once more, and each
+    /// attempt occupies a thread while the disk hangs.
     ///
     /// # Cancel safety
-    /// The attempt goes on, as above.
+    /// If the future is dropped, the attempt continues, as above.
     ///
     /// # Errors
     /// [`Unsettled`]; the journal keeps everything that is not stored.
@@ -94,10 +94,11 @@ impl OwnJournal {
     ) -> Result<(), Unsettled> {
         let limit = Duration::from_secs(self.objects.shutdown_flush_secs);
         let mut attempt = self.attempt.lock().await;
-        // The outcome of an attempt that ended in the meantime is out of date.
+        // The outcome of an attempt that has ended since the last call is outdated.
         let running = attempt.take().filter(|running| !running.is_finished()).unwrap_or_else(|| {
             let own = self.clone();
-            // On a thread of its own: the disk may be slow, and the lease is renewed meanwhile.
+            // The attempt has a thread of its own, because the disk may be slow, and this thread
+            // renews the lease.
             tokio::task::spawn_blocking(move || own.settle_here(store, candidacy))
         });
         let Ok(settled) = tokio::time::timeout(limit, attempt.insert(running)).await else {
@@ -138,7 +139,8 @@ impl OwnJournal {
         let mut waiting = Waiting::new(|_| ());
         let opened = self.objects.open_journal(&mut waiting).await;
         let journal = opened.map_err(|error| match error {
-            // By the old process for a little while after an upgrade, or by an earlier candidacy.
+            // For a short time after an upgrade, the old process holds the lock; or an earlier
+            // candidacy of this process does.
             StartError::Locked(_) => Unsettled::ForNow("the lock of its directory is still held".into()),
             error => stuck(&error),
         })?;
