@@ -180,8 +180,8 @@ pub struct Cli {
     /// - eviction_policy: which items stay when memory is full: balanced (default), lru, s3fifo,
     ///   mru
     ///
-    /// - io_uring_sockets_min: from how many ready connections on a thread serves them together
-    ///   through io_uring (default: 4; at most 32; 0 for never)
+    /// - io_uring_sockets_min: the minimum number of ready connections that a thread serves
+    ///   together through io_uring (default: 4; at most 32; 0 for never)
     ///
     /// - pin_workers: tie each thread to one of the cores that the process may run on, if there are
     ///   enough (default: no_pin_workers)

@@ -113,7 +113,7 @@ with_defaults! {
         /// The maximum number of requests of a connection before others are served; `None` means as
         /// many as the batches contain.
         pub requests_per_wake: Option<u32> = None,
-        /// The number of ready connections from which on a worker serves them as a bundle, through
+        /// The minimum number of ready connections that a worker serves as a bundle, through
         /// io_uring where the system allows it; 0 for never, and at most
         /// [`IO_URING_SOCKETS_MAX`].
         pub io_uring_sockets_min: usize = 4,
