@@ -128,8 +128,8 @@ fn play(case: &Case, shape: Shape, wire: Wire) {
     if shape == Shape::Fragmented {
         start = start.args("-vv");
     }
-    // In this shape every reply of `cached` goes through io_uring, where the system allows it. Over the other wires
-    // it is played without.
+    // In the other two shapes `cached` sends its small replies through io_uring, where the system allows it. Over the
+    // other wires every shape is played with the default.
     if wire == Wire::Plain && shape != Shape::Whole && Program::under_test().flavour == Flavour::Cached {
         start = start.args("-o io_uring_sockets_min=1");
     }
