@@ -104,10 +104,10 @@ pub trait BlockerExt: Blocker {
     }
 
     /// Claims a scope like [`Blocker::claim`], even if the epoch is more than [`EPOCH_STEP_MAX`] above
-    /// the one in force: with as many claims of epochs in between as are necessary.
+    /// the one in force: if necessary, first claims epochs in between.
     ///
     /// # Errors
-    /// Those of [`Blocker::claim`]; then an epoch in between may be in force.
+    /// Returns the errors of [`Blocker::claim`]; an epoch in between may then be in force.
     fn claim_in_steps(&self, request: ClaimRequest) -> impl Future<Output = Result<ClaimReply>> + Send {
         async move {
             let mut step = Epoch(0);

@@ -282,8 +282,8 @@ pub(crate) enum Extent {
     Whole,
 }
 
-/// Bytes of a segment that have been read, by large sequential reads: the system reads ahead of
-/// these at the full speed of the disk.
+/// The bytes of a segment that have been read. The reads are large and sequential, so the system
+/// reads ahead at the full speed of the disk.
 pub(crate) struct Window {
     bytes: Vec<u8>,
     /// The offset of these bytes in the segment.

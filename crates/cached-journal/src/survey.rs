@@ -358,8 +358,8 @@ impl Survey {
         self.payload_bytes += counted.payload_bytes;
     }
 
-    /// Subtracts the records that marks cover. Only as much of the log is read again as the marks
-    /// concern.
+    /// Subtracts the records that marks cover. Only the part of the log up to the last covered
+    /// position is read again.
     fn leave_out_covered(&mut self) -> Result<(), OpenError> {
         let Some(up_to) = self.marks.last_covered() else { return Ok(()) };
         let (mut records, mut payload_bytes) = (0, 0);
@@ -398,11 +398,11 @@ impl Survey {
 /// The number of segments that are read at the same time.
 const SCANS_MAX: usize = 4;
 
-/// Returns the results of the jobs from 0 to `count`, excluded, which are shared by a few threads.
+/// Executes the jobs with the numbers below `count` on a few threads, and returns their results.
 /// After an error, no further job begins.
 ///
 /// # Errors
-/// Of the jobs that fail, the error of the one with the lowest number.
+/// Returns the error of the failed job with the lowest number.
 fn in_parallel<T: Send, E: Send>(
     count: usize,
     job: impl Fn(usize) -> Result<T, E> + Sync,

@@ -5,8 +5,9 @@
 //! the end of the process: everything is stored while clients are served, the listeners end, the
 //! rest is stored, and only then is the lease released. *Lapsed*, because the registry could not be
 //! asked: the gate refuses everything at once, and what is dirty is stored as long as the store
-//! accepts it. *Fenced*, because another host has taken over: what is not stored is lost, and
-//! reported; the journal, if there is one, keeps what it has of that (`election/settle.rs`).
+//! accepts it. *Fenced*, because another host has taken over: changes that are not stored are lost,
+//! and reported as lost; the journal, if there is one, keeps those that were logged
+//! (`election/settle.rs`).
 
 use super::election::{Candidacy, Next, Tenure, is_in_force};
 use super::open::{OpenObjects, Parts};

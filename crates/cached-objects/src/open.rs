@@ -1,6 +1,6 @@
-//! Opens an object cache over its store, or the store alone, with a listener, at startup, again
-//! after a failed upgrade, and for each leadership of an elected writer; and changes the settings of
-//! the current cache at run time.
+//! Opens a listener and an object cache over its store, or the store alone: at startup, after a
+//! failed upgrade, and for each leadership of an elected writer. Also changes the settings of the
+//! current cache at run time.
 //!
 //! The listener is a synapse server with its own threads. Its sockets are opened once, or handed
 //! over by another process, and stay open while one cache ends and the next begins: clients that

@@ -508,8 +508,8 @@ impl ObjectsControl {
         self.shared.sockets.copies()
     }
 
-    /// Makes the cache store everything and release the store. Blocks until that is done; clients
-    /// wait meanwhile, and are served again when [`serve`](Self::serve) is called.
+    /// Makes the cache store everything and release the store. Blocks until that is done. Clients
+    /// wait until [`serve`](Self::serve) is called.
     ///
     /// # Errors
     /// The reason why the cache continues to serve instead, as a part of a line.

@@ -124,7 +124,8 @@ fn copy_journal(from: &Path, to: &Path) -> Result<Vec<PathBuf>> {
         let entry = entry?;
         let path = to.join(entry.file_name());
         let name = entry.file_name().to_string_lossy().into_owned();
-        // A segment that is being prepared, which an open journal renames at any moment, is not needed.
+        // A segment that is being prepared is not needed, and an open journal may rename it at any
+        // moment.
         let is_segment = name.starts_with("segment-") && !name.ends_with(".new");
         if !is_segment && name != "journal" {
             continue;

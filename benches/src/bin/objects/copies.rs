@@ -55,7 +55,8 @@ fn write(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, data: &Byte
 }
 
 /// Measures random 4 KiB hits over 256 MiB. The plain copies are made from the cache's own buckets.
-/// Writes hit dirty data, and data that have just been stored: each block once.
+/// Some writes are over dirty data; others are over data that have just been stored, each block
+/// once.
 pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     let (cache, ids) = full()?;
     let data = Bytes::from(vec![9u8; BLOCK as usize]);

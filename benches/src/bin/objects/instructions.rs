@@ -1,9 +1,9 @@
 //! User instructions of a hit, counted by valgrind: single reads and writes of data in memory.
 //!
-//! The load is random over 16 MiB in four objects, all in memory and dirty, copied from and to the
-//! same location; or it writes each block of 256 MiB once that are in memory and stored. Each figure
-//! is the difference of two runs of this program ([`Callgrind::each`]); the background has nothing
-//! to do.
+//! Most loads choose random places of 16 MiB in four objects, all in memory and dirty, and copy from
+//! and to the same location. One load writes each block of 256 MiB once; these data are in memory
+//! and stored. Each figure is the difference of two runs of this program ([`Callgrind::each`]); the
+//! background has nothing to do.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::setup::{BlockOnce, OBJECT, Places, ample, cache, fill, memory_store, 
 
 /// The size of the objects together.
 const BYTES: u64 = 16 << 20;
-/// The size of the objects together, of which each block is written once.
+/// The size of the objects together for the load that writes each block once.
 const STORED_BYTES: u64 = 256 << 20;
 /// Operations of the shorter run.
 const CALLS: u64 = 20_000;

@@ -56,8 +56,8 @@ pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Through)
 }
 
-/// Returns a configuration in which nothing is flushed, because the store's copy would count as
-/// ours.
+/// Returns a configuration in which nothing is flushed, because the memory of the store's copy
+/// would count as the cache's.
 fn roomy(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig { huge_pages: false, ..ample(bytes, objects, write) }
 }

@@ -25,8 +25,9 @@ pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyho
     Ok(cache)
 }
 
-/// Returns a configuration with space for `bytes` of data, all of which may be dirty, and without
-/// flushes: neither by age nor because more than half of the room for dirty data is in use.
+/// Returns a configuration with space for `bytes` of data, all of which may be dirty. Nothing is
+/// flushed in the background: dirty data do not reach the maximum age, and fill less than half of
+/// the room for them.
 pub(crate) fn ample(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: bytes * 4,
@@ -78,7 +79,7 @@ impl Places {
     }
 }
 
-/// The numbers below a power of two, each once, in an order that no prefetcher foresees.
+/// The numbers below a power of two, each once, in an order that no prefetcher can predict.
 pub(crate) struct BlockOnce {
     next: u64,
     count: u64,
@@ -100,9 +101,9 @@ impl BlockOnce {
 /// CPU cache.
 const BATCH: u64 = 64;
 
-/// Returns the CPU time per call, in nanoseconds, with arguments prepared in advance, so that
-/// neither side of a comparison pays for choosing them: in a server, the name has just been
-/// received, and need not come from far memory.
+/// Returns the CPU time per call, in nanoseconds. The arguments are prepared in advance, so that
+/// neither side of a comparison includes the time to choose them, and so that they are in the CPU
+/// cache, like a name that a server has just received.
 pub(crate) fn timed_over<T>(calls: u64, mut ready: impl FnMut() -> T, mut call: impl FnMut(T)) -> f64 {
     let mut batch = Vec::with_capacity(BATCH as usize);
     let (mut spent, mut made) = (Duration::ZERO, 0);
@@ -116,7 +117,8 @@ pub(crate) fn timed_over<T>(calls: u64, mut ready: impl FnMut() -> T, mut call: 
     spent.as_nanos() as f64 / made as f64
 }
 
-/// Returns the CPU time of this thread, which other programs on the machine do not lengthen.
+/// Returns the CPU time of this thread, which does not include the time of other programs on the
+/// machine.
 fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -77,7 +77,7 @@ struct Work<'a> {
     payload: Bytes,
     /// The blob that holds only the payload, and the time when the blob was put.
     blob: Option<(Blob, Timestamp)>,
-    /// Blobs that no head names, nor will name.
+    /// Blobs that no head names, now or later.
     orphans: Vec<u128>,
 }
 

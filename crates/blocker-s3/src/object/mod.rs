@@ -55,10 +55,10 @@ pub(crate) const TRIES: u32 = 200;
 ///
 /// Each attempt has its own limits (`server/requests.rs`), but a call makes several requests and
 /// retries each of them, and waits for other changes of the object and for credits. Therefore the
-/// whole call ends after [`crate::S3Config::call_timeout`]. A request sent by then runs to the end
-/// of its attempt, but nobody waits for it. If it was the put of a head, the outcome of the change
-/// is unknown, and the next access to the object resolves it (`swap.rs`); otherwise nothing was
-/// changed, and a sweep removes a leftover blob.
+/// whole call ends after [`crate::S3Config::call_timeout`]. If a request is in progress at that
+/// time, its current attempt runs to its end, but the result is ignored. If the request puts a
+/// head, the outcome of the change is unknown, and the next access to the object resolves it
+/// (`swap.rs`); otherwise nothing was changed, and a sweep removes a leftover blob.
 ///
 /// A call whose work grows with the number of objects (a claim, a sweep) is limited per step: the
 /// time restarts with each finished object.

@@ -111,7 +111,7 @@ impl Refusal {
         let reason = reason.into();
         match (status, code.as_str()) {
             (_, "QuotaExceeded") => Error::OutOfSpace(reason),
-            // Clocks are set right while programs run.
+            // The clock may be corrected while this program runs.
             (_, TOO_SKEWED) => Error::Retryable(reason),
             (405 | 411 | 501, _) => Error::Unsupported(reason),
             _ => Error::Denied(reason),

@@ -1,5 +1,5 @@
-//! The statistics of the object cache that a program has at present: it may have none, or one after
-//! the other.
+//! The statistics of the current object cache of a program, which may have no cache, or several in
+//! succession.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::slow::SlowLog;
 
-/// The open cache and listener, if there are any. Keeps neither of them open.
+/// The open cache and listener, if there are any. This does not keep them open.
 #[derive(Default)]
 struct Present {
     cache: Option<WeakObjectCache>,

@@ -2,9 +2,9 @@
 //! no longer leads.
 //!
 //! Each request checks the lease first. If the answer is not ready at once, the lease is checked
-//! again when it is: an answer counts for a moment at which the lease held, also one that refuses the
-//! request because of the content. Changes that the store has accepted count in any case, because the
-//! store accepts none of a leader that has been replaced.
+//! again once it is: an answer that reveals the content must be true at a moment at which the lease
+//! held, even if it refuses the request. An answer that reports a change as stored always passes,
+//! because the store accepts no change of a leader that has been replaced.
 
 use blocker::{
     Blocker, ChangeReply, ChangeRequest, ClaimReply, ClaimRequest, Durability, Error, FlushReply,
@@ -30,8 +30,8 @@ impl Gate {
         Gate { below, holds }
     }
 
-    /// Makes a request if this host leads. `late` turns an answer that comes after the leadership into
-    /// the one for the client.
+    /// Makes a request if this host leads. `late` converts an answer that is ready only after the
+    /// leadership has ended into the one for the client.
     fn pass<T: Send + 'static>(
         &self,
         request: impl FnOnce(&dyn Blocker) -> Reply<T>,
@@ -56,7 +56,8 @@ impl Gate {
     }
 }
 
-/// Returns the error for clients: those of a host that has been replaced are to try another host.
+/// Returns the error for clients: the clients of a host that has been replaced should try another
+/// host.
 fn replaced(error: Error) -> Error {
     match error {
         Error::Fenced { .. } => Error::Retryable(NO_LONGER.into()),
@@ -73,7 +74,8 @@ fn refused<T>(_: Result<T>) -> Result<T> {
 fn stored(answer: Result<ChangeReply>) -> Result<ChangeReply> {
     match answer {
         Ok(reply) if reply.durability >= Durability::Stored => Ok(reply),
-        // What only the cache has is lost with it, but the store may have the change.
+        // A change that only the cache has is lost with the cache, but the store may have it
+        // already.
         Ok(_) | Err(Error::NotStored(_) | Error::WritesLost(_) | Error::OutcomeUnknown(_)) => {
             Err(Error::OutcomeUnknown(NO_LONGER.into()))
         }

@@ -232,10 +232,10 @@ impl Standing {
     }
 }
 
-/// Returns the writer of a leadership, of which each has its own: when the disk of its journal fails,
-/// the cache of a leadership claims further epochs, which the store must refuse to the next one.
-/// Otherwise both would use the same stamps, and what the earlier cache has sent could replace newer
-/// data.
+/// Returns the writer of a leadership. Each leadership has its own writer: when the disk of its
+/// journal fails, the cache of a leadership claims further epochs, and the store must refuse these
+/// epochs to the next leadership. Otherwise both would use the same stamps, and changes that the
+/// earlier cache has sent could replace newer data.
 fn writer_of(candidate: WriterId, epoch: Epoch) -> WriterId {
     WriterId(candidate.0.wrapping_add(epoch.0.into()))
 }
@@ -252,8 +252,8 @@ struct Claims {
 }
 
 impl Claims {
-    /// Settles the journal of this host, and claims every namespace in the store, so that an epoch that
-    /// another writer has left there is found before anything is served.
+    /// Settles the journal of this host, and claims every namespace in the store before anything is
+    /// served, so that an epoch that another writer has left there is found.
     async fn claim(mut self, epoch: Epoch) -> Claimed {
         // Otherwise the claim would refuse what an earlier leadership of this host still stores.
         // Fails if the candidacy has ended, whose claims no longer matter.
@@ -542,7 +542,7 @@ mod tests {
         assert_eq!(run(claims.claim(Epoch(6))), Claimed::Granted);
     }
 
-    /// Another program may have taken its epochs from a clock, in one of the namespaces.
+    /// In one of the namespaces, another program may have used the time as its epoch.
     #[test]
     fn an_epoch_far_above_those_of_other_namespaces_is_claimed_in_all_of_them() {
         let store = store(&["high", "low"]);

@@ -266,13 +266,13 @@ async fn step_down(reported: Arc<Reported>, request: Request, path: &'static str
 /// The interval at which this host looks for journals that were set aside.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Keeps the report of the journals that were set aside true, for as long as it is polled: an operator
-/// removes them.
+/// Keeps the report of the journals that were set aside up to date, for as long as it is polled: an
+/// operator may remove them at any time.
 pub(super) async fn look_for_overtaken(journal: Option<OwnJournal>, reported: Arc<Reported>) {
     let Some(journal) = journal else { return std::future::pending().await };
     loop {
         let own = journal.clone();
-        // The disk may not answer.
+        // The disk may not respond.
         if let Ok(overtaken) = tokio::task::spawn_blocking(move || own.overtaken()).await {
             *reported.overtaken_journals.lock() = overtaken;
         }

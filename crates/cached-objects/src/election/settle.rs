@@ -1,7 +1,7 @@
-//! The journal of a host in an election. A leader logs its changes there, although it promises
-//! nothing by that: if its process dies, and this host leads again before any other has, nothing is
-//! lost. So whenever this host takes the lease, and before it claims the store, whatever the journal
-//! still has is *settled*: stored, or set aside.
+//! The journal of a host in an election. A leader logs its changes there, although no
+//! acknowledgement depends on that: if its process dies, and this host leads again before any other
+//! has, nothing is lost. So whenever this host takes the lease, and before it claims the store,
+//! whatever the journal still has is *settled*: stored, or set aside.
 //!
 //! The epoch of a leadership may be several above the one in force. Until it is claimed, a host whose
 //! lease has ended could still claim an epoch in between and change something: nothing would show
@@ -35,7 +35,8 @@ pub(super) struct OwnJournal {
     /// The tables of a cache that is the writer itself.
     objects: ObjectsTable,
     is_usable: Arc<AtomicBool>,
-    /// The attempt to settle the journal that has not ended, or whose outcome nobody has waited for.
+    /// The attempt to settle the journal that is in progress, or whose outcome no caller has
+    /// received.
     attempt: Arc<Mutex<Option<Attempt>>>,
 }
 
@@ -196,7 +197,7 @@ async fn store_changes(cache: &ObjectCache, limit: Duration) -> Result<bool, Uns
         return unrecovered(&error);
     }
     let stored = async {
-        // Not `store_all`, which leaves to the next process what the store does not accept.
+        // `store_all` would leave changes that the store does not accept to the next process.
         flush_all(cache, limit).await?;
         // The recovery ends a little after its last object is stored; only then is the journal
         // emptied.
@@ -305,7 +306,8 @@ mod tests {
             assert_eq!(content(&store), Some(b"first".to_vec()));
             assert!(journal.is_usable() && journal.overtaken().is_empty());
 
-            // The claim of the recovery is passed over by the next leadership, as by any other one.
+            // The epoch of the next leadership is higher than the one that the recovery has
+            // claimed.
             written(&tables, &store, epoch.map(|epoch| epoch + 5), b"second");
             take_over(&store, 20);
             assert_eq!(settle(&journal, &store), Ok(()));
@@ -377,7 +379,7 @@ mod tests {
             let settle = async |own: &OwnJournal| {
                 own.settle(Arc::clone(&store) as Arc<dyn Blocker>, present.clone()).await
             };
-            // The disk takes its time.
+            // The disk is slow.
             let (go_on, hangs) = std::sync::mpsc::channel();
             let running = tokio::task::spawn_blocking(move || hangs.recv().expect("an outcome"));
             *journal.attempt.lock().await = Some(running);
@@ -387,7 +389,7 @@ mod tests {
                     matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("within 0 s")),
                     "{stuck:?}"
                 );
-                // Nobody waits any more.
+                // This caller gives up at once.
                 let given_up = tokio::time::timeout(Duration::ZERO, settle(&journal)).await;
                 assert!(given_up.is_err(), "{given_up:?}");
             }

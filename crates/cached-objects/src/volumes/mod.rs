@@ -139,7 +139,7 @@ impl VolumesOpening {
         };
         let mut options = Options::new(&self.volumes.prefix);
         (options.owner, options.flush_durability) = (owner, fua);
-        // What an earlier leader has not released is this one's.
+        // A leader takes over the volumes that an earlier leader has not released.
         options.takes_over = is_elected(objects);
         options.fencing = fencing(objects, cache);
         // Clients reconnect after a kill without knowing that the process was killed.

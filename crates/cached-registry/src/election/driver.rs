@@ -33,8 +33,8 @@ const REQUESTS_MAX: usize = 8;
 /// for the rest of the lease.
 ///
 /// `lease` must be the same on all hosts. `claim` claims an epoch in the store for this host, and should
-/// end within its own deadline; meanwhile the lease is renewed. On a disk this function
-/// measures the time of its blocks, which blocks the thread for some milliseconds.
+/// end within its own deadline; the lease is renewed during that time. If the registry is on a disk,
+/// this function measures the time that a block takes, which blocks the thread for some milliseconds.
 ///
 /// # Errors
 /// Returns [`Error::Denied`] if the registry does not support elections; [`Error::Invalid`] if the
@@ -178,9 +178,9 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Ends after the operation under way, which the next process of this host must not meet. If this
-    /// host has taken the lease, but does not lead yet, it releases the lease: the others need not
-    /// wait until it lapses.
+    /// Ends after the operation in progress, so that it cannot interfere with the next process of
+    /// this host. If this host has taken the lease, but does not lead yet, it releases the lease: the
+    /// others need not wait until it lapses.
     async fn leave(mut self, mut operation: Option<Boxed<M::Reply>>) -> Result<()> {
         loop {
             if operation.is_some() {

@@ -24,8 +24,8 @@ pub(crate) struct TableBody<C> {
     /// The time between two reads by a watch.
     poll: Duration,
     observed: Mutex<Observed>,
-    /// Held by the change under way, so that those of one process do not compete. It has the table
-    /// that this process has written last, with its version.
+    /// Locked during a change, so that the changes of one process do not compete. Contains the
+    /// table that this process has written last, with its version.
     turn: tokio::sync::Mutex<Option<(u64, Table)>>,
 }
 
@@ -106,7 +106,8 @@ impl<C: Cell> TableBody<C> {
     /// attempt was sent.
     ///
     /// The first attempt assumes that nobody has changed the table since this process did, so that a
-    /// leader that renews its lease needs no read. If others have, the table is not replaced.
+    /// leader that renews its lease needs no read. If another process has changed it, the table is
+    /// not replaced.
     async fn update<T>(&self, change: impl Fn(&mut Table) -> Result<T>) -> Result<(T, Timestamp)> {
         let mut written = self.turn.lock().await;
         for attempt in 0..TRIES {
@@ -125,7 +126,8 @@ impl<C: Cell> TableBody<C> {
             }
             let before = table.clone();
             let changed = change(&mut table).and_then(|outcome| Ok((outcome, table.encode()?)));
-            // Only a table that was read says that a change is impossible, or not needed.
+            // Only a table that has just been read shows that a change is impossible or
+            // unnecessary.
             if is_assumed && (changed.is_err() || table == before) {
                 continue;
             }
@@ -218,7 +220,8 @@ mod tests {
                 at = put(&body, "leader", Expect::At(at)).await.unwrap();
                 assert_eq!(cell.taken(), (0, 1));
             }
-            // Nothing changes, which only a table that was read can say.
+            // The second revocation changes nothing, which only a table that has just been read can
+            // show.
             let lease = body.grant(Duration::from_secs(9)).await.unwrap().id;
             body.revoke(lease).await.unwrap();
             assert_eq!(cell.taken(), (0, 2));
@@ -233,12 +236,12 @@ mod tests {
             let cell = Counted::default();
             let (a, b) = (cell.body(), cell.body());
             let at = put(&a, "k", Expect::Absent).await.unwrap();
-            // The other one replaces the document: the change fails with what is there.
+            // `b` replaces the document: the change by `a` fails with the current revision.
             let newer = put(&b, "k", Expect::At(at)).await.unwrap();
             let key = Key::new("k").unwrap();
             let conflict = Err(Error::Conflict { key: key.clone(), found: Some(newer) });
             assert_eq!(put(&a, "k", Expect::At(at)).await, conflict);
-            // It makes room for a change that was impossible before.
+            // `b` removes the document, so that `a` can create it again.
             let at = put(&a, "k", Expect::At(newer)).await.unwrap();
             b.change(&[Change::remove(key, at)]).await.unwrap();
             put(&a, "k", Expect::Absent).await.unwrap();

@@ -40,7 +40,7 @@ impl Connection {
         matches!(self.phase, Phase::Watch(_))
     }
 
-    /// Holds bytes that the transport had accepted and did not send. They precede other unsent
+    /// Holds bytes that the transport has accepted, but not sent. They precede other unsent
     /// replies. If `closes`, the connection ends once everything is sent.
     pub(crate) fn hold_unsent(&mut self, bytes: &[u8], closes: bool) {
         self.output.get_or_insert_default().insert_first(bytes);

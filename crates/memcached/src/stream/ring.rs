@@ -27,7 +27,7 @@ pub(crate) type Results = [Option<rustix::io::Result<usize>>; BUNDLE];
 
 /// A ring, which is used by one thread at a time.
 pub(crate) struct Ring {
-    /// `None` once the system has refused it. Nothing is performed any more then.
+    /// `None` once the system has refused a call; no operation is performed from then on.
     ring: Option<IoUring>,
 }
 
@@ -38,7 +38,7 @@ impl Ring {
     /// # Errors
     /// Fails if the system does not allow io_uring, or is older than Linux 5.18.
     pub(crate) fn open() -> io::Result<Ring> {
-        // An operation that fails does not keep those after it from being submitted.
+        // Operations after one that fails are submitted as well.
         let ring = IoUring::builder().setup_submit_all().build(BUNDLE as u32)?;
         let mut ring = Ring { ring: Some(ring) };
         let (near, far) = UnixStream::pair()?;
@@ -218,7 +218,7 @@ mod tests {
         let send = std::panic::AssertUnwindSafe(|| ring.send(operations));
         std::panic::catch_unwind(send).expect_err("the panic");
         assert!(!ring.is_open());
-        // The first operation is in the queue of no ring that another call would submit.
+        // No later call submits the first operation.
         assert_eq!(ring.send([(0, near[1].as_fd(), &b"more"[..])].into_iter())[0], None);
         drop(near);
         for mut far in far {

@@ -1,10 +1,9 @@
 //! Connections that are ready together, served with two system calls for all of them: one receives
 //! from every socket, and one sends every reply (io_uring).
 //!
-//! Readiness still comes from epoll. A wake-up with fewer ready connections than
-//! `io_uring_sockets_min` is served without io_uring, as is everything where the system does not
-//! allow it, and whatever is ready together with a TLS connection. Large replies and the rest of a
-//! long input use the socket directly.
+//! Readiness still comes from epoll. The ready connections of a wake-up are served without io_uring
+//! if there are fewer than `io_uring_sockets_min` of them, if one of them has TLS, or if the system
+//! does not allow io_uring. Large replies and the rest of a long input use the socket directly.
 //!
 //! ```text
 //!  events ──► one receive ──► requests of connection 0 ──► reply 0 ─┐
@@ -98,7 +97,7 @@ struct Reply {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Wait,
-    /// It continues: a second reply waits.
+    /// The connection is driven again, because a second reply waits.
     Drive,
     Close,
 }
@@ -231,14 +230,15 @@ impl Worker {
         }
     }
 
-    /// Records in the queued reply of the connection that was just driven that the connection is to
-    /// be closed. Returns false if there is none.
+    /// Records that the connection that was just driven is to be closed once its queued reply is
+    /// sent. Returns false if it has no queued reply.
     pub(super) fn close_once_sent(&mut self, number: usize) -> bool {
         let reply = self.bundles.as_mut().and_then(|bundles| bundles.queue.reply_of(number));
         reply.map(|reply| reply.next = Next::Close).is_some()
     }
 
-    /// Sends the queued replies. What a client does not take at once is held by its connection.
+    /// Sends the queued replies. A connection holds the bytes that its socket does not accept at
+    /// once.
     pub(super) fn send_queued(&mut self) {
         let Worker { bundles: Some(bundles), slots, .. } = self else { return };
         if bundles.queue.replies.is_empty() {
@@ -292,7 +292,7 @@ impl Worker {
                 self.close_requested();
             }
         }
-        // Without a full socket, no event will drive the connection.
+        // Unless the socket is full, no event will drive the connection.
         if let Some(Some(slot)) = self.slots.get(number)
             && slot.ready.write
         {
@@ -408,7 +408,7 @@ mod tests {
         bench.worker.serve_yielded();
         (0..3).for_each(|client| bench.expect(client, b"MN\r\n"));
         assert_eq!(bench.sent_bytes(), 12);
-        // From now on without the ring.
+        // From now on, the worker has no ring.
         bench.clients.iter_mut().for_each(|client| client.write_all(b"mn\r\n").unwrap());
         bench.worker.wait(&mut Vec::with_capacity(8), Some(Timespec::default()));
         (0..3).for_each(|client| bench.expect(client, b"MN\r\n"));

@@ -8,9 +8,10 @@
 //! The leader of an election claims as another writer, which only its process knows. So the store
 //! refuses the repeated claim, but names the same epoch as being in force. Changes are logged only
 //! under an epoch that their cache holds, and an epoch has one writer: if the records have this
-//! epoch, no other party has changed the namespace since. In both cases a party that claims the
-//! namespace before this cache has the next epoch makes the store refuse that epoch, because there
-//! is none in between; one that claims it afterwards makes the store refuse the applied changes.
+//! epoch, no other party has changed the namespace since. In both cases, if another party claims
+//! the namespace before this cache has claimed the next epoch, the store refuses the claim of this
+//! cache, because there is no epoch in between; if it claims the namespace afterwards, the store
+//! refuses the applied changes.
 //!
 //! If the store has another epoch in force, there are two cases. Either this cache claimed the epoch
 //! in force itself, to void its journal after the journal's disk had failed: then the changes of the

@@ -52,8 +52,8 @@ impl Object {
     }
 
     /// Overwrites data of a single bucket in place, as most writes do. Calls `before` when the write
-    /// is certain to be made. Nothing has changed if the write requires more than room for a dirty
-    /// bucket that is available at once.
+    /// is certain to be made. Returns [`Rewrite::No`], without any change, if the write requires
+    /// more than room for one dirty bucket, or that room is not available at once.
     ///
     /// # Errors
     /// Errors of `before`; in this case nothing has changed.

@@ -180,8 +180,8 @@ fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
     }
 }
 
-/// Returns whether another writer holds a whole namespace of which changes were logged: then the next
-/// start sets the journal aside, from which an operator can still save them.
+/// Returns whether there is a log and another writer holds the whole namespace: the next start then
+/// sets the journal aside, and an operator can still save the changes that it contains.
 async fn is_overtaken(shared: &Arc<Shared>, namespace: &Namespace) -> bool {
     shared.journal.log.is_some() && matches!(own_epoch(shared, namespace).await, Err(Error::Fenced { .. }))
 }

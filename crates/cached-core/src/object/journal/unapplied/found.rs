@@ -75,8 +75,8 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Records a namespace with this number, which was changed under `epoch`, or only about to be;
-    /// returns its index.
+    /// Records a namespace with this number, which was changed under `epoch` or, unless
+    /// `is_changed`, was about to be; returns its index.
     pub(crate) fn namespace(&mut self, name: &Namespace, number: u64, epoch: u64, is_changed: bool) -> u32 {
         let all = &mut self.found.namespaces;
         let at = match self.namespaces.get(name) {
