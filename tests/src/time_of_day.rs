@@ -1,8 +1,8 @@
 //! Programs whose time of day a test sets, while their other clocks go on.
 //!
-//! A library that is preloaded into the program answers instead of libc when it reads
-//! `CLOCK_REALTIME`. So this is for programs that read that clock through libc, as Rust's standard
-//! library does; [`TimeOfDay::assert_is_read_by`] finds out whether a program does.
+//! A preloaded library answers instead of libc when the program reads `CLOCK_REALTIME`. So this
+//! works for programs that read that clock through libc, as Rust's standard library does;
+//! [`TimeOfDay::assert_is_read_by`] finds out whether a program does.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -58,7 +58,7 @@ fn replies_of_connections_that_are_ready_together_keep_their_order() {
 }
 
 /// Clients that do not read while small replies fill their sockets: no reply is lost, sent twice or
-/// counted twice, and clients beside them are served.
+/// counted twice, and other clients are served.
 #[test]
 fn replies_that_do_not_fit_their_socket_wait_for_the_client() {
     let server = start();

@@ -23,8 +23,8 @@ const REGISTRY: &str = "kind = \"store\"\npoll_ms = 100\n";
 /// Settings with which nothing is stored because of its age.
 const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000\n";
 
-/// Writes the numbers of rounds to an object, and flushes each, until told to end or refused.
-/// Records the last flushed number.
+/// Writes the number of each round to an object, and flushes it, until `ends` is set or the store
+/// refuses. Records the last flushed number.
 fn load(client: &Client, flushed: &AtomicU64, ends: &AtomicBool) -> Option<Error> {
     for round in flushed.load(Ordering::SeqCst) + 1.. {
         if ends.load(Ordering::SeqCst) {
@@ -253,7 +253,8 @@ fn a_live_upgrade_of_the_leader_keeps_the_lead_at_its_host() {
     wait_for("the next process ends", || (!is_listening(admin)).then_some(()));
 }
 
-/// A host that cannot take part again after an upgrade that has failed has nothing to hand over.
+/// A host that could not rejoin the election after a failed upgrade has nothing to hand over to the
+/// next one.
 #[test]
 fn an_upgrade_of_a_standby_does_not_wait_for_a_store_that_is_away() {
     let store = pair::store();
@@ -271,15 +272,15 @@ fn an_upgrade_of_a_standby_does_not_wait_for_a_store_that_is_away() {
     let mut asked = 0;
     wait_for("two upgrades for which the host leaves the election", || {
         let log = host.log();
-        // The new process waits for the store, until this one goes on. An upgrade can also fail because
-        // the lease has not ended yet.
+        // The new process waits for the store, until the old process continues. An upgrade can also
+        // fail because the lease has not ended yet.
         if log.matches("the upgrade has failed").count() == asked {
             host.signal(libc::SIGUSR2);
             asked += 1;
         }
         (log.matches("has left the election").count() == 2).then_some(())
     });
-    // Otherwise the new process would outlive this one, which is killed.
+    // Otherwise the new process would outlive the old one, which is killed at the end of the test.
     wait_for("the last upgrade fails", || {
         (host.log().matches("the upgrade has failed").count() == asked).then_some(())
     });
@@ -320,7 +321,7 @@ fn a_pair_of_synapsed_steps_down_restarts_and_takes_over_like_one_of_cached() {
     let curves = pair.host(second).json("/mrc.json")["curves"].clone();
     assert!(curves.as_array().is_some_and(|curves| !curves.is_empty()), "{curves}");
 
-    // A reload is in force at the leader, and at the standby for its next cache.
+    // A reload takes effect at the leader at once, and at the standby with its next cache.
     for host in [second, first] {
         pair.host(host).configure(|text| text.replace("86400000", "86300000"));
         let (code, text) = pair.host(host).cachectl(&["reload"]);

@@ -1,5 +1,5 @@
-//! Hosts with a journal and an elected writer: the change from `writer = "cache"`, what the journal
-//! of a killed host is good for, and what becomes of it once another host has led.
+//! Hosts with a journal and an elected writer: the change from `writer = "cache"`, the recovery of
+//! a killed host from its journal, and the journal that is set aside because another host has led.
 
 use blocker::executor::block_on;
 use blocker::{BlockerExt, Durability, WriteRequest};
@@ -8,10 +8,11 @@ use cached_tests::pair::{self, Client, NODES, Pair};
 use cached_tests::server::free_port;
 use std::net::SocketAddr;
 
-/// So long that a busy machine does not end the lease before its time.
+/// Long enough that no host loses its lease because the machine is busy.
 const LEASE_SECS: u64 = 6;
 
-/// Starts a host with a journal that is not in an election yet. Nothing is stored because of its age.
+/// Starts a host that has a journal, and is not in an election yet. Nothing is stored because of its
+/// age.
 fn start_as_cache(store: &Daemon, address: SocketAddr) -> Daemon {
     Daemon::start("cached", |place| configuration(store, address, place))
 }
@@ -44,7 +45,7 @@ fn write(client: &Client, object: &str, bytes: &[u8], durability: Durability) ->
     block_on(client.0.write(request.durability(durability))).expect("it is written").durability
 }
 
-/// Waits until the journal has what has been logged so far.
+/// Waits until the journal's disk has everything that was logged so far.
 fn wait_until_logged(host: &Daemon) {
     wait_for("the journal's disk", || {
         let has_records = host.metric("cached_journal_records_total") > Some(0.0);
@@ -65,12 +66,12 @@ fn a_killed_host_that_joins_an_election_or_leads_again_loses_nothing() {
     let client = pair.client(0);
     assert_eq!(client.read("ns/before"), Ok(Some(b"before".to_vec())));
 
-    // The leader's journal changes no promise.
+    // A leader with a journal does not acknowledge *journaled* either.
     assert_eq!(write(&client, "ns/before", b"stored", Durability::Journaled), Durability::Stored);
     assert_eq!(write(&client, "ns/cached", b"cached", Durability::Cached), Durability::Cached);
     wait_until_logged(pair.host(0));
     let epoch = pair.report(0)["epoch"].as_u64();
-    // No other host leads, so its lease only has to end.
+    // No other host runs, so this one leads again once its lease has ended.
     pair.restart(0, libc::SIGKILL);
     pair.wait_for_leader(0);
     assert!(pair.report(0)["epoch"].as_u64() > epoch);
@@ -79,7 +80,7 @@ fn a_killed_host_that_joins_an_election_or_leads_again_loses_nothing() {
     assert_eq!(client.read("ns/cached"), Ok(Some(b"cached".to_vec())));
     assert_eq!(pair.report(0)["overtaken_journals"], serde_json::json!([]));
 
-    // What was in the journal is stored: another host has it.
+    // The changes of the journal are stored, so another host can read them.
     pair.add(1, start_elected(&store, addresses[1], 1));
     let (code, text) = pair.host(0).cachectl(&["leader", "step-down"]);
     assert_eq!(code, 0, "{text}");
@@ -129,7 +130,7 @@ fn a_host_with_writer_cache_is_refused_once_another_one_is_elected_and_its_journ
     let log = pair.host(0).log();
     assert_eq!(log.matches("overtaken-1 of its directory").count(), 1, "{log}");
 
-    // What the journal had is there to be saved, and nothing else has become of it.
+    // The changes of the journal can be exported, and were not applied.
     let (code, text) = pair.host(0).cachectl(&["journal", "inspect", kept.to_str().expect("a path")]);
     assert!(code == 0 && text.contains("ns: "), "{code}: {text}");
     let saved = pair.host(0).path("saved");

@@ -172,8 +172,7 @@ fn a_deposed_leader_refuses_everything_in_every_namespace_without_asking() {
 #[test]
 fn a_first_claim_that_is_refused_deposes_the_leader() {
     let mut leaders = Leaders::new();
-    // An equal epoch of another writer, such as a cache outside the election has left, counts as
-    // well.
+    // The same epoch of another writer counts as well, for example of a cache outside the election.
     leaders.claim(Scope::Namespace(namespace("ns")), 5);
     let cache = leaders.start(WriteMode::Back, 5);
     assert_eq!(fenced(leaders.read(&cache, &id("a"))), 5);

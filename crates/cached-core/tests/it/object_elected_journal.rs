@@ -1,5 +1,5 @@
-//! The journal of a host in an election: a leader promises nothing by it, and what its process leaves
-//! is applied if no other host has claimed the store since.
+//! The journal of a host in an election: no acknowledgement of a leader depends on it, and the
+//! changes that a killed leader has logged are applied if no other host has claimed the store since.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ fn leadership(epoch: u64) -> Option<Leadership> {
     Some(Leadership { epoch: Epoch(epoch), writer: WriterId(5), records: None })
 }
 
-/// Returns what a leader with [`EPOCH`] leaves whose process is killed before it has stored anything.
+/// Returns the journal's disk, the store and the logged contents of the objects after a leader with
+/// [`EPOCH`] was killed before it had stored anything.
 fn killed() -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
     written_by(leadership(EPOCH), Durability::Cached)
 }
@@ -62,7 +63,8 @@ fn what_a_killed_leader_has_logged_is_applied_while_its_epoch_is_in_force() {
     assert!(!is_kept_aside(&disk));
 }
 
-/// A process that dies after it has claimed the epoch of its recovery leaves the journal to the next.
+/// A process that dies after it has claimed the epoch of its recovery leaves the journal to the next
+/// process.
 #[test]
 fn a_recovery_that_dies_after_its_claims_is_repeated() {
     let (disk, store, contents) = killed();
@@ -76,7 +78,8 @@ fn a_recovery_that_dies_after_its_claims_is_repeated() {
     assert!(!is_kept_aside(&disk));
 }
 
-/// Its claim would hide whether another host has claimed the store since.
+/// The claim of a leader would hide whether another host has claimed the store since the journal
+/// was written.
 #[test]
 fn a_leader_itself_applies_nothing() {
     let (disk, store, _) = killed();
@@ -97,8 +100,8 @@ fn what_a_killed_leader_has_logged_is_set_aside_once_another_host_has_led() {
     assert_nothing_stored(&store);
 }
 
-/// A cache that runs reports the loss, whatever it has acknowledged, and leaves the journal to the next
-/// start.
+/// A running cache reports the loss, whichever durability it has acknowledged, and leaves the journal
+/// to the next start.
 #[test]
 fn what_a_running_cache_loses_to_another_host_is_reported_and_set_aside() {
     for leader in [None, leadership(EPOCH)] {
@@ -128,8 +131,8 @@ fn what_a_running_cache_loses_to_another_host_is_reported_and_set_aside() {
     }
 }
 
-/// A host whose lease has ended claims the store late, between the looks at the epoch in force and the
-/// claim of the next one, or at any other moment up to the last change.
+/// A host whose lease has ended claims the store late: after the recovery has read the epoch in force
+/// and before it claims the next one, or at any other moment up to the last change.
 #[test]
 fn a_late_claim_at_any_moment_of_a_recovery_is_never_overwritten() {
     let newer = b"newer".to_vec();

@@ -464,7 +464,8 @@ fn no_more_than_three_overtaken_journals_are_kept() {
     }
 }
 
-/// Whoever does without a journal that cannot be set aside must not leave out what has to be stored.
+/// A host that leads without a journal that could not be set aside must not leave out changes that
+/// have to be stored.
 #[test]
 fn a_journal_without_space_to_be_set_aside_is_kept_until_there_is_some() {
     for is_other_overtaken in [true, false] {

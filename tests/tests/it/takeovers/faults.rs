@@ -122,11 +122,11 @@ fn share(random: &mut SmallRng, percent: std::ops::Range<u32>) -> Duration {
     LEASE * random.random_range(percent) / 100
 }
 
-/// Leaves the store no space for `time`, and until a client was refused or, with the registry in the
+/// Fills the store for at least `time`, and until a client was refused or, with the registry in the
 /// store, no host leads. Returns false if this machine does not let tests mount its file system.
 fn without_space(hosts: &Hosts, time: Duration, counts: &Counts) -> bool {
     if let Some(cluster) = hosts.cluster() {
-        // Its clients wait.
+        // The clients of a full cluster wait, and are not refused.
         cluster.dev("full", &["on"]);
         std::thread::sleep(time);
         cluster.dev("full", &["off"]);

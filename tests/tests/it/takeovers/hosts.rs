@@ -49,7 +49,7 @@ enum Behind {
         _dir: tempfile::TempDir,
     },
     Rados(Cluster),
-    /// The file system, which is mounted in the directory of the keys, is dropped before it.
+    /// The file system is mounted in the directory of the keys, and therefore dropped before it.
     Versitygw {
         address: SocketAddr,
         _endpoint: Endpoint,
@@ -266,7 +266,7 @@ impl Hosts {
         loop {
             for host in (0..2).filter(|host| self.pair.serves(*host)) {
                 let report = self.pair.report(host);
-                // It may have lost the lead meanwhile.
+                // It may have lost the lead in the meantime.
                 if let Some(epoch) = report["epoch"].as_u64().filter(|_| report["role"] == "leader") {
                     return (host, epoch);
                 }
@@ -321,7 +321,7 @@ impl Hosts {
     }
 
     /// Ends the registry, and starts it again after `time`; if it is in the store, the store is
-    /// unreachable meanwhile.
+    /// unreachable during that time.
     pub(crate) fn restart_registry(&mut self, time: Duration) {
         let Some(etcd) = &mut self.etcd else { return self.without_registry(time) };
         etcd.kill();
@@ -335,8 +335,9 @@ impl Hosts {
         cluster.dev("osd", &["0", "pause"]);
         std::thread::sleep(time);
         cluster.dev("osd", &["0", "resume"]);
-        // As the OSDs of a larger cluster do. Otherwise it sometimes delays all requests for ever,
-        // because it takes its right to answer reads for lapsed.
+        // The OSDs of a larger cluster would report a paused OSD as down. Without that report, it
+        // sometimes delays all requests for ever, because it assumes that its right to answer reads
+        // has lapsed.
         let mut command = Command::new("ceph");
         let output = run(command.arg("--conf").arg(cluster.conf()).args(["osd", "down", "0"]), DEADLINE);
         assert!(output.status.success(), "{}", text(&output));

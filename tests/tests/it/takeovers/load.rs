@@ -10,7 +10,8 @@
 //!   same: then no other cache has taken over;
 //! - was written, and not refused.
 //!
-//! A client of a volume and one of objects over HTTP check the same of what they write (`others`).
+//! A client of a volume and one of objects over HTTP check the same for their own writes
+//! (`others`).
 //!
 //! Of two hosts, only one answers at a time: if answers of both alternate, each change takes a new
 //! leadership.

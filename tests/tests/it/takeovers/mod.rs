@@ -1,7 +1,8 @@
-//! A pair of hosts that elect the one that serves, under load and with faults: kills, stops beyond
-//! the lease, cuts of one direction, a slow store, a full one, a registry that is away for longer than
-//! the lease, a time of day that jumps; and step-downs, during which no request fails. After each
-//! fault, what was acknowledged as *stored* is there, no read is stale, and never did two hosts answer.
+//! A pair of hosts that elect the one that serves, under load and with faults: kills, stops beyond the
+//! lease, cuts of one direction, a slow store, a full one, a registry that is away for longer than the
+//! lease, a time of day that jumps; and step-downs, during which no request fails. After each fault,
+//! what was acknowledged as *stored* is there, no read is stale, and the hosts have never answered at
+//! the same time.
 //!
 //! `CACHED_PAIR_ROUNDS` is the number of rounds of each fault (default: 20), `CACHED_PAIR_SEED` the
 //! seed. In every fifth round the registry is away for a minute.

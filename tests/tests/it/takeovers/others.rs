@@ -30,8 +30,8 @@ struct Block {
     flushed: u64,
 }
 
-/// Writes, flushes and reads blocks of the volume. A block that is read has what was flushed, and on
-/// one connection what was acknowledged.
+/// Writes, flushes and reads blocks of the volume. Checks that a read block has at least the last
+/// flushed number, and on the same connection the last acknowledged one.
 pub(super) fn use_volume(shared: &Shared, sockets: &[PathBuf; 2], seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut blocks = [Block::default(); BLOCKS];
@@ -40,7 +40,8 @@ pub(super) fn use_volume(shared: &Shared, sockets: &[PathBuf; 2], seed: u64) {
             return;
         }
         let connected = Disk::connect(&sockets[host], VOLUME);
-        // Otherwise the connection is lost, or the volume refuses the request: another one follows.
+        // An error means that the connection is lost or the volume refuses a request: the other
+        // host is tried.
         let _: io::Result<()> = connected.and_then(|disk| until_lost(shared, disk, &mut blocks, &mut random));
         std::thread::sleep(PAUSE);
     }
@@ -94,12 +95,13 @@ fn until_lost(
 struct Object {
     requested: u64,
     stored: u64,
-    /// The numbers by the versions that they had: a version has one content for ever.
+    /// The number that was found with each version: the content of a version never changes.
     numbers: HashMap<String, u64>,
 }
 
-/// Replaces and reads objects over HTTP. What is read is not older than what was acknowledged as
-/// stored, and no version has two contents. After a takeover the same content may have another version.
+/// Replaces and reads objects over HTTP. Checks that no read is older than what was acknowledged as
+/// stored, and that no version has two contents. After a takeover the same content may have another
+/// version.
 pub(super) fn use_http(shared: &Shared, hosts: &[String; 2], seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut objects: [Object; OBJECTS] = Default::default();
@@ -143,7 +145,7 @@ fn step(
         }
         200 => check(shared, &path, object, &answer),
         404 if object.stored == 0 => {}
-        // It no longer leads, the change may not have been made, or the store is full.
+        // The host no longer leads, the change may not have been made, or the store is full.
         503 | 504 | 507 => {
             add(&shared.counts.http_refused);
             return false;
