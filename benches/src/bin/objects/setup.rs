@@ -10,6 +10,7 @@ use blocker::{
     WriteRequest,
 };
 use bytes::Bytes;
+use cached_benches::process::CpuClock;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 
 pub(crate) const OBJECT: u64 = 4 << 20;
@@ -105,23 +106,18 @@ const BATCH: u64 = 64;
 /// neither side of a comparison includes the time to choose them, and so that they are in the CPU
 /// cache, like a name that a server has just received.
 pub(crate) fn timed_over<T>(calls: u64, mut ready: impl FnMut() -> T, mut call: impl FnMut(T)) -> f64 {
+    let clock = CpuClock::of_this_thread();
+    let now = || clock.now_ns().expect("the clock of this thread");
     let mut batch = Vec::with_capacity(BATCH as usize);
-    let (mut spent, mut made) = (Duration::ZERO, 0);
+    let (mut spent, mut made) = (0, 0);
     while made < calls {
         batch.extend((0..BATCH).map(|_| ready()));
-        let start = thread_cpu_time();
+        let start = now();
         batch.drain(..).for_each(&mut call);
-        spent += thread_cpu_time() - start;
+        spent += now() - start;
         made += BATCH;
     }
-    spent.as_nanos() as f64 / made as f64
-}
-
-/// Returns the CPU time of this thread, which does not include the time of other programs on the
-/// machine.
-fn thread_cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    spent as f64 / made as f64
 }
 
 /// Returns the cache's contents of these blocks in place, as the source of plain copies.
