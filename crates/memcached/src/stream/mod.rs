@@ -4,18 +4,18 @@
 //! | module | content |
 //! |---|---|
 //! | `tls` | [`TlsSocket`]: a socket whose bytes are TLS records |
-//! | `ring` | [`Ring`]: one system call for several sockets |
+//! | `uring` | [`Uring`]: one system call for several sockets |
 //! | `output` | [`Output`]: replies that have not been sent |
 //! | `body` | [`Body`]: a value that has not arrived completely |
 
 mod body;
 mod output;
-mod ring;
+mod uring;
 pub(crate) mod tls;
 
 pub(crate) use body::{Body, OutOfMemory};
 pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Output, PIN_BYTES_MIN};
-pub(crate) use ring::{BUNDLE, RING_BYTES, Ring};
+pub(crate) use uring::{BUNDLE, URING_BYTES, Uring};
 pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, TlsBuffers, TlsSocket, TlsStream};
 
 use rustix::io::Errno;

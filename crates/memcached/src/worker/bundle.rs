@@ -15,7 +15,7 @@
 
 use super::{ReadAhead, Worker};
 use crate::connections::Memory;
-use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, RING_BYTES, Ring, Socket, Transport};
+use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, URING_BYTES, Uring, Socket, Transport};
 use crate::telemetry::heartbeat::Activity;
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -30,11 +30,11 @@ const QUEUED_BYTES_MAX: usize = 2 << 10;
 
 /// The memory of a worker's bundles, in bytes, in addition to that of groups.
 pub(crate) const BUNDLE_BYTES: usize =
-    RING_BYTES + BUNDLE * QUEUED_BYTES_MAX + (BUNDLE - GROUP) * AHEAD_BYTES;
+    URING_BYTES + BUNDLE * QUEUED_BYTES_MAX + (BUNDLE - GROUP) * AHEAD_BYTES;
 
 /// The state of a worker for bundles.
 pub(super) struct Bundles {
-    ring: Ring,
+    ring: Uring,
     /// The minimum number of ready connections that are served as a bundle.
     sockets_min: usize,
     pub(super) queue: SendQueue,
@@ -47,7 +47,7 @@ impl Bundles {
         if sockets_min == 0 {
             return None;
         }
-        match Ring::open() {
+        match Uring::open() {
             Ok(ring) => {
                 if worker == 0 {
                     tracing::info!("{sockets_min} and more ready connections are served through io_uring");

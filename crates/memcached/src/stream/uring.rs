@@ -19,28 +19,28 @@ pub(crate) const BUNDLE: usize = IO_URING_SOCKETS_MAX;
 
 /// The memory of a ring: 64 bytes for each operation, 16 for each of twice as many results, and the
 /// rest of the pages.
-pub(crate) const RING_BYTES: usize = 12 << 10;
+pub(crate) const URING_BYTES: usize = 12 << 10;
 
 /// The result of each operation: the number of bytes or the error; `None` if the operation was not
 /// performed.
 pub(crate) type Results = [Option<rustix::io::Result<usize>>; BUNDLE];
 
 /// A ring, which is used by one thread at a time.
-pub(crate) struct Ring {
+pub(crate) struct Uring {
     /// `None` once the system has refused a call; no operation is performed from then on.
     ring: Option<IoUring>,
 }
 
-impl Ring {
+impl Uring {
     /// Opens a ring, and tries to send and to receive: some sandboxes allow the setup alone, or
     /// only some operations.
     ///
     /// # Errors
     /// Fails if the system does not allow io_uring, or is older than Linux 5.18.
-    pub(crate) fn open() -> io::Result<Ring> {
+    pub(crate) fn open() -> io::Result<Uring> {
         // Operations after one that fails are submitted as well.
         let ring = IoUring::builder().setup_submit_all().build(BUNDLE as u32)?;
-        let mut ring = Ring { ring: Some(ring) };
+        let mut ring = Uring { ring: Some(ring) };
         let (near, far) = UnixStream::pair()?;
         let mut byte = [0];
         let [sent, ..] = ring.send([(0, near.as_fd(), &b"t"[..])].into_iter());
@@ -157,8 +157,8 @@ mod tests {
     use std::io::{Read, Write};
 
     /// Returns a ring; `None`, with a message, where the system does not allow any.
-    fn ring() -> Option<Ring> {
-        Ring::open().inspect_err(|error| eprintln!("SKIPPED: no io_uring here: {error}")).ok()
+    fn ring() -> Option<Uring> {
+        Uring::open().inspect_err(|error| eprintln!("SKIPPED: no io_uring here: {error}")).ok()
     }
 
     fn pairs(count: usize) -> (Vec<UnixStream>, Vec<UnixStream>) {
