@@ -14,6 +14,7 @@
 //!  stream        buffers and TLS of one connection
 //!  shared        the state that all threads share
 //!  telemetry     counters, heartbeats, hot keys, event lines
+//!  ring          the ring of nodes to which the server belongs
 //!  connections   the table of connections, and commands to the workers that serve them
 //!  settings      the settings of a server: [`Settings`]
 //!  objects, process, locks
@@ -37,6 +38,7 @@ mod listen;
 mod locks;
 mod objects;
 mod process;
+mod ring;
 mod shared;
 mod start;
 mod stats;

@@ -3,10 +3,12 @@
 //! file belongs to the program.
 
 mod auth;
+mod ring;
 pub(crate) mod size_classes;
 
 pub use auth::{Auth, Credentials, Form, PasswordsRead};
 pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
+pub use ring::RingSettings;
 pub use size_classes::PAGE_BYTES;
 
 use cached_config::{ConfigError, DrainTimes, InsightTable, load_tls, with_defaults};
@@ -151,6 +153,8 @@ with_defaults! {
         pub connection_bytes_max: usize = Settings::connection_bytes_for(1024, 1 << 20),
         /// The maximum number of connections from one address; 0 means no limit.
         pub peer_connections_max: usize = 0,
+        /// The ring to which the server belongs; `None` without one.
+        pub ring: Option<Arc<RingSettings>> = None,
     }
 }
 

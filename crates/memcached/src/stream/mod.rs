@@ -10,13 +10,13 @@
 
 mod body;
 mod output;
-mod uring;
 pub(crate) mod tls;
+mod uring;
 
 pub(crate) use body::{Body, OutOfMemory};
 pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Output, PIN_BYTES_MIN};
-pub(crate) use uring::{BUNDLE, URING_BYTES, Uring};
 pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, TlsBuffers, TlsSocket, TlsStream};
+pub(crate) use uring::{BUNDLE, URING_BYTES, Uring};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};

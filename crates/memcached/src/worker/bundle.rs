@@ -15,7 +15,7 @@
 
 use super::{ReadAhead, Worker};
 use crate::connections::Memory;
-use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, URING_BYTES, Uring, Socket, Transport};
+use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, Socket, Transport, URING_BYTES, Uring};
 use crate::telemetry::heartbeat::Activity;
 use rustix::event::epoll;
 use rustix::io::Errno;

@@ -1,0 +1,1 @@
+//! The documents in which a map is kept.

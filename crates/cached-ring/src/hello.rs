@@ -1,0 +1,1 @@
+//! The frames by which two nodes accept each other.

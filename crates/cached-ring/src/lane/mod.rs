@@ -1,0 +1,1 @@
+//! Both ends of a connection between two nodes, as machines over bytes.

@@ -1,0 +1,1 @@
+//! Which slots a changed set of nodes should own.
