@@ -76,6 +76,39 @@ impl Secret {
         mac.update(transcript.channel_binding);
         mac
     }
+
+    /// Returns the proof of this secret for the handshake of another protocol: an HMAC-SHA-256 over
+    /// `label` and the SHA-256 digest of `transcript`, the bytes exchanged so far. `label` names the
+    /// protocol and the side that proves, so that no proof serves for another one.
+    ///
+    /// ```
+    /// use synapse::Secret;
+    ///
+    /// let secret = Secret::new(b"0d9f1c2a7b3e4f56")?;
+    /// let proof = secret.prove(b"example 1 client", b"hello, challenge");
+    /// assert!(secret.is_proof_of(&proof, b"example 1 client", b"hello, challenge"));
+    /// assert!(!secret.is_proof_of(&proof, b"example 1 server", b"hello, challenge"));
+    /// # Ok::<_, synapse::SecretError>(())
+    /// ```
+    #[must_use]
+    pub fn prove(&self, label: &[u8], transcript: &[u8]) -> [u8; 32] {
+        self.labelled_mac(label, transcript).finalize().into_bytes().into()
+    }
+
+    /// Returns whether another side's [proof](Self::prove) is valid. The comparison takes constant
+    /// time.
+    #[must_use]
+    pub fn is_proof_of(&self, proof: &[u8; 32], label: &[u8], transcript: &[u8]) -> bool {
+        self.labelled_mac(label, transcript).verify(&(*proof).into()).is_ok()
+    }
+
+    fn labelled_mac(&self, label: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+        // HMAC accepts a key of any length.
+        let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0).expect("any key");
+        mac.update(label);
+        mac.update(&Sha256::digest(transcript));
+        mac
+    }
 }
 
 /// The side that sends a proof.
@@ -164,6 +197,18 @@ mod tests {
         let mut bound = exchanged.clone();
         bound.channel_binding = b"a channel";
         assert!(!secret.is_proof(&proof, Role::Client, &bound));
+    }
+
+    #[test]
+    fn a_labelled_proof_is_none_of_synapse_and_holds_for_its_label_and_bytes_only() {
+        let secret = Secret::new(b"0123456789abcdef").unwrap();
+        let proof = secret.prove(b"example 1 dial", b"hello");
+        assert!(secret.is_proof_of(&proof, b"example 1 dial", b"hello"));
+        for (label, bytes) in [(&b"example 1 serve"[..], &b"hello"[..]), (b"example 1 dial", b"hellO")] {
+            assert!(!secret.is_proof_of(&proof, label, bytes));
+        }
+        assert!(!Secret::new(b"0123456789abcdeF").unwrap().is_proof_of(&proof, b"example 1 dial", b"hello"));
+        assert_ne!(secret.proof(Role::Client, &transcript_of(&[b"hello"])), proof);
     }
 
     #[test]
