@@ -8,7 +8,7 @@ pub(crate) mod size_classes;
 
 pub use auth::{Auth, Credentials, Form, PasswordsRead};
 pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
-pub use ring::RingSettings;
+pub use ring::{RingSecrets, RingSettings};
 pub use size_classes::PAGE_BYTES;
 
 use cached_config::{ConfigError, DrainTimes, InsightTable, load_tls, with_defaults};

@@ -12,7 +12,7 @@ pub use take_over::PreparedServer;
 
 use crate::listen::ListenError;
 use crate::process;
-use crate::settings::Settings;
+use crate::settings::{RingSecrets, Settings};
 use crate::shared::Shared;
 use crate::upgrade::TakeOverError;
 use cached_config::ConfigError;
@@ -20,6 +20,7 @@ use cached_core::arena::ArenaFileError;
 use cached_core::kv::KvConfigError;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
+use cached_ring::Map;
 use std::io;
 use std::sync::{Arc, Weak};
 
@@ -140,6 +141,25 @@ impl LiveServer {
             objects.slow().set_threshold(settings.insight.slow_threshold());
         }
         shared.logging.configure(settings.log);
+    }
+
+    /// Puts another map of the ring in force. The map must have a higher version than the one in
+    /// force, unless it is the same.
+    ///
+    /// # Errors
+    /// Returns the reason why the map cannot be used, as a single line. The earlier map then stays in
+    /// force.
+    pub fn set_map(&self, map: Map) -> Result<(), String> {
+        let _ = map;
+        todo!("with Ring::set_map")
+    }
+
+    /// Returns the secrets of the ring, which can be replaced; `None` without a ring, and once the
+    /// server no longer exists.
+    #[must_use]
+    pub fn ring_secrets(&self) -> Option<RingSecrets> {
+        let shared = self.shared.upgrade()?;
+        Some(shared.settings.ring.as_ref()?.secrets.clone())
     }
 
     /// Reloads the files of passwords and certificates, and runs `others`. If `others` succeeds,
