@@ -1,1 +1,345 @@
-//! The documents in which a map is kept.
+//! Maps as documents: in a file that a person writes, and as keys and values.
+//!
+//! A ring has the document `ring/NAME/meta`, one document `ring/NAME/nodes/NODE` for each node, and
+//! `ring/NAME/map` with the owner of each run of slots. Without the last one, the slots are divided
+//! by weight in the order of the nodes' names. Values are JSON; a file of documents is TOML, with
+//! one key for each document.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_name, host_and_port};
+use crate::plan::plan;
+use crate::slots::SLOTS;
+
+/// The format of the documents, which is the only one so far.
+const FORMAT: u32 = 1;
+/// The largest value of a document in a registry, in bytes.
+const DOCUMENT_BYTES_MAX: usize = 16 << 10;
+/// The largest version: that of a whole number in TOML.
+const VERSION_MAX: u64 = i64::MAX as u64;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetaDocument {
+    format: u32,
+    version: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeDocument {
+    ring: String,
+    address: String,
+    #[serde(default = "weight_default")]
+    weight: u32,
+}
+
+fn weight_default() -> u32 {
+    1
+}
+
+/// Returns the map of the ring `ring` from documents, whose values are JSON. Documents of other
+/// rings, and all others whose keys do not begin with `ring/`, are ignored.
+///
+/// # Errors
+/// Returns the first mistake, as one line that begins with the document's key: a missing document,
+/// an invalid value, a slot without owner or with two, an owner that is not among the nodes, an
+/// address that occurs twice.
+pub fn from_documents<'a>(
+    ring: &str,
+    documents: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> Result<Map, MapError> {
+    let (mut own, mut others) = (BTreeMap::new(), BTreeMap::new());
+    for (key, value) in documents {
+        let Some((name, rest)) = key.strip_prefix("ring/").and_then(|key| key.split_once('/')) else {
+            continue;
+        };
+        match name == ring {
+            true => drop(own.insert(rest, value)),
+            false => drop(others.insert(name, ())),
+        }
+    }
+    let key = |rest: &str| format!("ring/{ring}/{rest}");
+    let Some(meta) = own.remove("meta") else {
+        let known: Vec<&str> = others.into_keys().collect();
+        let hint = match (own.is_empty(), known.is_empty()) {
+            (true, false) => format!("; there are the rings {}", known.join(", ")),
+            _ => String::new(),
+        };
+        let expected = "{ format = 1, version = NUMBER }";
+        return Err(MapError::new(format_args!("{}: is missing; expected {expected}{hint}", key("meta"))));
+    };
+    let meta: MetaDocument = value(&key("meta"), meta)?;
+    if meta.format != FORMAT {
+        let format = meta.format;
+        return Err(MapError::new(format_args!(
+            "{}: format: is {format}; this program knows {FORMAT}",
+            key("meta")
+        )));
+    }
+    if !(1..=VERSION_MAX).contains(&meta.version) {
+        let version = meta.version;
+        return Err(MapError::new(format_args!(
+            "{}: version: is {version}; it must be between 1 and {VERSION_MAX}",
+            key("meta")
+        )));
+    }
+    let map = own.remove("map");
+    let mut nodes = Vec::new();
+    for (rest, document) in own {
+        let key = key(rest);
+        let Some(name) = rest.strip_prefix("nodes/") else {
+            let expected = "meta, nodes/NODE or map";
+            return Err(MapError::new(format_args!("{key}: is not known; expected {expected}")));
+        };
+        nodes.push(node(&key, name, value(&key, document)?)?);
+    }
+    nodes.sort_by(|one, other| one.name.cmp(&other.name));
+    if nodes.is_empty() {
+        let expected = "{ ring = \"HOST:PORT\", address = \"HOST:PORT\" }";
+        return Err(MapError::new(format_args!(
+            "{}: is missing; expected one for each node: {expected}",
+            key("nodes/NODE")
+        )));
+    }
+    let owners = match map {
+        Some(map) => owners(&key("map"), value(&key("map"), map)?, &nodes)?,
+        None => Box::new([NodeIndex(0); SLOTS]),
+    };
+    let about = |error| MapError::new(format_args!("ring/{ring}: {error}"));
+    let given = Map::new(ring, meta.version, nodes, owners).map_err(about)?;
+    match map {
+        Some(_) => Ok(given),
+        // The nodes are planned once they are known to be right.
+        None => {
+            let owners = plan(given.nodes(), None);
+            Map::new(ring, given.version(), given.nodes().to_vec(), owners).map_err(about)
+        }
+    }
+}
+
+/// Returns a file of documents with the map.
+///
+/// # Errors
+/// Returns a line if the document with the runs would be larger than a registry permits.
+pub fn to_file(map: &Map) -> Result<String, MapError> {
+    let ring = map.ring();
+    let mut text = format!("\"ring/{ring}/meta\" = {{ format = {FORMAT}, version = {} }}\n", map.version());
+    for Node { name, ring: peers, address, weight } in map.nodes() {
+        let weight = if *weight == 1 { String::new() } else { format!(", weight = {weight}") };
+        let _ = writeln!(
+            text,
+            "\"ring/{ring}/nodes/{name}\" = {{ ring = \"{peers}\", address = \"{address}\"{weight} }}"
+        );
+    }
+    let _ = write!(text, "\n[\"ring/{ring}/map\"]\n");
+    let before = text.len();
+    for run in map.runs() {
+        let owner = &map.node(run.owner).name;
+        let _ = writeln!(text, "\"{}-{}\" = \"{owner}\"", run.first.number(), run.last.number());
+    }
+    // In JSON, each line is two bytes shorter.
+    let (bytes, runs) = (text.len() - before, map.runs().count());
+    if bytes.saturating_sub(2 * runs) > DOCUMENT_BYTES_MAX {
+        return Err(MapError::new(format_args!(
+            "ring/{ring}/map: would have {runs} runs of slots, more than fit into {DOCUMENT_BYTES_MAX} bytes; leave \
+             the document out, and slots are divided by weight in the order of names"
+        )));
+    }
+    Ok(text)
+}
+
+fn node(key: &str, name: &str, document: NodeDocument) -> Result<Node, MapError> {
+    check_name(name).map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
+    let NodeDocument { ring, address, weight } = document;
+    for (field, text) in [("ring", &ring), ("address", &address)] {
+        if host_and_port(text).is_none() {
+            let expected = "expected HOST:PORT or [V6]:PORT";
+            return Err(MapError::new(format_args!("{key}: {field}: is {text:?}; {expected}")));
+        }
+    }
+    Ok(Node { name: name.into(), ring, address, weight })
+}
+
+/// Returns the owners in a document that maps runs (`FIRST-LAST`, or one slot) to names.
+fn owners(key: &str, runs: BTreeMap<String, String>, nodes: &[Node]) -> Result<Owners, MapError> {
+    let wrong = |line: String| MapError::new(format_args!("{key}: {line}"));
+    let mut parsed = Vec::with_capacity(runs.len());
+    for (text, owner) in &runs {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let slot = |text: &str| text.parse().ok().filter(|slot: &usize| *slot < SLOTS);
+        let run = slot(first).zip(slot(last)).filter(|(first, last)| first <= last);
+        let Some((first, last)) = run else {
+            return Err(wrong(format!(
+                "{text:?} is not a run; expected FIRST-LAST, slots from 0 to {}",
+                SLOTS - 1
+            )));
+        };
+        let Ok(owner) = nodes.binary_search_by(|node| node.name.as_str().cmp(owner)) else {
+            return Err(wrong(format!("{text} belongs to {owner:?}, which is not a node of the ring")));
+        };
+        parsed.push((first, last, NodeIndex(owner as u16)));
+    }
+    parsed.sort_unstable();
+    let mut owners: Owners = Box::new([NodeIndex(0); SLOTS]);
+    let mut next = 0;
+    for (first, last, owner) in parsed {
+        if first < next {
+            return Err(wrong(format!("slot {first} has two owners; each slot must have one")));
+        }
+        if first > next {
+            return Err(wrong(gap(next, first - 1)));
+        }
+        owners[first..=last].fill(owner);
+        next = last + 1;
+    }
+    match next == SLOTS {
+        true => Ok(owners),
+        false => Err(wrong(gap(next, SLOTS - 1))),
+    }
+}
+
+fn gap(first: usize, last: usize) -> String {
+    match first == last {
+        true => format!("slot {first} has no owner; each slot must have one"),
+        false => format!("slots {first}-{last} have no owner; each slot must have one"),
+    }
+}
+
+/// Parses a document's value.
+fn value<'a, T: Deserialize<'a>>(key: &str, bytes: &'a [u8]) -> Result<T, MapError> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        // The position is that in the JSON, which a person does not see.
+        let line = error.to_string();
+        let line = line.split(" at line ").next().unwrap_or_default();
+        MapError::new(format_args!("{key}: {line}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const META: (&str, &str) = ("ring/main/meta", r#"{"format":1,"version":7}"#);
+    const A: (&str, &str) = ("ring/main/nodes/a", r#"{"ring":"10.0.0.1:11311","address":"10.0.0.1:11211"}"#);
+    const B: (&str, &str) =
+        ("ring/main/nodes/b", r#"{"ring":"10.0.0.2:11311","address":"10.0.0.2:11211","weight":3}"#);
+
+    fn read(documents: &[(&str, &str)]) -> Result<Map, String> {
+        let documents = documents.iter().map(|(key, value)| (*key, value.as_bytes()));
+        from_documents("main", documents).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn documents_become_a_map_and_a_file() {
+        let map = read(&[B, META, A, ("motd", "hello"), ("ring/other/meta", "x")]).unwrap();
+        assert_eq!((map.ring(), map.version()), ("main", 7));
+        assert_eq!(map.counts(), [4096, 12288]);
+        assert_eq!(
+            to_file(&map).unwrap(),
+            "\"ring/main/meta\" = { format = 1, version = 7 }\n\
+             \"ring/main/nodes/a\" = { ring = \"10.0.0.1:11311\", address = \"10.0.0.1:11211\" }\n\
+             \"ring/main/nodes/b\" = { ring = \"10.0.0.2:11311\", address = \"10.0.0.2:11211\", weight = 3 }\n\
+             \n[\"ring/main/map\"]\n\"0-4095\" = \"a\"\n\"4096-16383\" = \"b\"\n"
+        );
+        let runs = ("ring/main/map", r#"{"8-16383":"a","0-6":"b","7":"a"}"#);
+        let other = read(&[META, A, B, runs]).unwrap();
+        assert_eq!(other.counts(), [16377, 7]);
+        assert_eq!(other.runs().count(), 2);
+    }
+
+    #[test]
+    fn a_mistake_is_one_line_that_names_the_document() {
+        let node = |value| ("ring/main/nodes/b", value);
+        let map = |value| ("ring/main/map", value);
+        for (documents, line) in [
+            (
+                vec![("ring/east/meta", "{}"), ("ring/west/meta", "{}")],
+                "ring/main/meta: is missing; expected { format = 1, version = NUMBER }; there are the rings east, west",
+            ),
+            (vec![], "ring/main/meta: is missing; expected { format = 1, version = NUMBER }"),
+            (vec![A], "ring/main/meta: is missing; expected { format = 1, version = NUMBER }"),
+            (
+                vec![("ring/main/meta", r#"{"format":2,"version":7}"#)],
+                "ring/main/meta: format: is 2; this program knows 1",
+            ),
+            (
+                vec![("ring/main/meta", r#"{"format":1,"version":0}"#)],
+                "ring/main/meta: version: is 0; it must be between 1 and 9223372036854775807",
+            ),
+            (vec![("ring/main/meta", r#"{"format":1}"#)], "ring/main/meta: missing field `version`"),
+            (vec![("ring/main/meta", "seven")], "ring/main/meta: expected value"),
+            (
+                vec![META],
+                "ring/main/nodes/NODE: is missing; expected one for each node: { ring = \"HOST:PORT\", address = \
+                 \"HOST:PORT\" }",
+            ),
+            (
+                vec![META, A, ("ring/main/maps", "{}")],
+                "ring/main/maps: is not known; expected meta, nodes/NODE or map",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h","address":"h:1"}"#)],
+                "ring/main/nodes/b: ring: is \"h\"; expected HOST:PORT or [V6]:PORT",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h:1","address":"h:1"}"#)],
+                "ring/main: node b: ring and address are both h:1; they must differ",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h:1","adress":"h:2"}"#)],
+                "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"10.0.0.1:11311","address":"h:2"}"#)],
+                "ring/main: nodes a and b have the same address 10.0.0.1:11311; each address must occur once",
+            ),
+            (
+                vec![META, A, map(r#"{"0-16384":"a"}"#)],
+                "ring/main/map: \"0-16384\" is not a run; expected FIRST-LAST, slots from 0 to 16383",
+            ),
+            (
+                vec![META, A, map(r#"{"9-8":"a"}"#)],
+                "ring/main/map: \"9-8\" is not a run; expected FIRST-LAST, slots from 0 to 16383",
+            ),
+            (
+                vec![META, A, map(r#"{"0-16383":"c"}"#)],
+                "ring/main/map: 0-16383 belongs to \"c\", which is not a node of the ring",
+            ),
+            (
+                vec![META, A, B, map(r#"{"0-100":"a","100-16383":"b"}"#)],
+                "ring/main/map: slot 100 has two owners; each slot must have one",
+            ),
+            (
+                vec![META, A, B, map(r#"{"0-99":"a","101-16383":"b"}"#)],
+                "ring/main/map: slot 100 has no owner; each slot must have one",
+            ),
+            (
+                vec![META, A, map(r#"{"0-99":"a"}"#)],
+                "ring/main/map: slots 100-16383 have no owner; each slot must have one",
+            ),
+        ] {
+            assert_eq!(read(&documents).unwrap_err(), line, "{documents:?}");
+        }
+        let name = read(&[META, ("ring/main/nodes/a:b", A.1)]).unwrap_err();
+        assert!(name.starts_with("ring/main/nodes/a:b: \"a:b\" is not a name"), "{name}");
+    }
+
+    #[test]
+    fn a_map_with_more_runs_than_a_document_holds_is_not_written() {
+        let nodes = ["a", "b"].map(|name| Node {
+            name: name.into(),
+            ring: format!("{name}:1"),
+            address: format!("{name}:2"),
+            weight: 1,
+        });
+        let mut owners: Owners = Box::new([NodeIndex(0); SLOTS]);
+        owners.iter_mut().step_by(2).for_each(|owner| *owner = NodeIndex(1));
+        let map = Map::new("main", 1, nodes.to_vec(), owners).unwrap();
+        let line = to_file(&map).unwrap_err().to_string();
+        assert!(line.starts_with("ring/main/map: would have 16384 runs of slots, more than fit"), "{line}");
+    }
+}

@@ -22,5 +22,7 @@ mod plan;
 mod slots;
 mod wire;
 
+pub use form::{from_documents, to_file};
 pub use map::*;
+pub use plan::plan;
 pub use slots::*;

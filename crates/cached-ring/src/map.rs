@@ -1,13 +1,73 @@
-//! The map of a ring: its nodes, and which of them owns each slot.
+//! A map: the nodes of a ring, and the node that owns each slot.
 
-use crate::{SLOTS, Slot};
+use std::fmt;
+use std::net::Ipv6Addr;
 
-/// The maximum number of nodes of a ring.
+use crate::slots::{SLOTS, Slot};
+
+/// The maximum number of nodes in a map.
 pub const NODES_MAX: usize = 1024;
+/// The longest name of a ring or a node, in bytes.
+pub const NAME_BYTES_MAX: usize = 64;
+/// The maximum weight of a node.
+pub const WEIGHT_MAX: u32 = 10_000;
+/// The longest host name, which is that of DNS names, in bytes.
+const HOST_BYTES_MAX: usize = 253;
+
+/// A mistake in a map, as one line that begins with its place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct MapError(Box<str>);
+
+impl MapError {
+    /// Returns the error with this line.
+    pub fn new(line: impl fmt::Display) -> MapError {
+        MapError(line.to_string().into())
+    }
+}
+
+/// Checks the name of a ring or of a node: 1 to [`NAME_BYTES_MAX`] ASCII letters, digits and `-_.`.
+///
+/// # Errors
+/// Returns [`MapError`] if the text is not a name.
+pub fn check_name(text: &str) -> Result<(), MapError> {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    match (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_letter) {
+        true => Ok(()),
+        false => Err(MapError::new(format_args!(
+            "{text:?} is not a name; expected 1 to {NAME_BYTES_MAX} letters, digits and -_."
+        ))),
+    }
+}
+
+/// Returns the host and the port of an address, `host:port` or `[v6]:port`; `None` if the text is not
+/// an address. The host is a name or an IP address without brackets; the port is not 0.
+#[must_use]
+pub fn host_and_port(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port > 0)?;
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(ip) => ip.parse::<Ipv6Addr>().is_ok().then_some((ip, port)),
+        None => {
+            let is_host = (1..=HOST_BYTES_MAX).contains(&host.len()) && host.bytes().all(is_letter);
+            is_host.then_some((host, port))
+        }
+    }
+}
 
 /// The position of a node within [`Map::nodes`]. Another map may have another node there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeIndex(pub u16);
+
+impl NodeIndex {
+    /// Returns the position.
+    #[inline]
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
 
 /// One node of a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,50 +78,419 @@ pub struct Node {
     pub ring: String,
     /// The address at which clients reach it, `host:port`.
     pub address: String,
-    /// The node's share of the slots, relative to the others'.
+    /// The node's share of the slots relative to other nodes', at most [`WEIGHT_MAX`]. A node with
+    /// weight 0 owns nothing, and passes all requests on.
     pub weight: u32,
 }
 
-/// The map of a ring.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The owner of each slot, by the slot's number.
+pub type Owners = Box<[NodeIndex; SLOTS]>;
+
+/// Successive slots with one owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// The first slot.
+    pub first: Slot,
+    /// The last slot, which belongs to the run.
+    pub last: Slot,
+    /// The owner of the slots.
+    pub owner: NodeIndex,
+}
+
+/// The nodes of a ring, and the owner of each slot.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Map {
-    pub(crate) ring: String,
-    pub(crate) version: u64,
-    /// Ordered by name.
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) owners: Box<[NodeIndex; SLOTS]>,
+    ring: String,
+    version: u64,
+    /// The nodes in the order of their names.
+    nodes: Vec<Node>,
+    owners: Owners,
 }
 
 impl Map {
+    /// Returns the map of the ring `ring` with these nodes, in the order of their names.
+    ///
+    /// # Errors
+    /// Returns the first mistake: no or too many nodes, nodes not in order, an invalid name or
+    /// address, an address that occurs twice, a weight above [`WEIGHT_MAX`], or an owner that is not
+    /// among the nodes.
+    pub fn new(ring: &str, version: u64, nodes: Vec<Node>, owners: Owners) -> Result<Map, MapError> {
+        check_name(ring)?;
+        for Node { name, ring, address, weight } in &nodes {
+            check_name(name)?;
+            for (key, text) in [("ring", ring), ("address", address)] {
+                if host_and_port(text).is_none() {
+                    let expected = "expected HOST:PORT or [V6]:PORT";
+                    return Err(MapError::new(format_args!("node {name}: {key}: is {text:?}; {expected}")));
+                }
+            }
+            if *weight > WEIGHT_MAX {
+                let limit = format_args!("it must be at most {WEIGHT_MAX}");
+                return Err(MapError::new(format_args!("node {name}: weight: is {weight}; {limit}")));
+            }
+        }
+        if !(1..=NODES_MAX).contains(&nodes.len()) {
+            let count = nodes.len();
+            return Err(MapError::new(format_args!(
+                "the map has {count} nodes; it must have 1 to {NODES_MAX}"
+            )));
+        }
+        if let Some(pair) = nodes.windows(2).find(|pair| pair[0].name >= pair[1].name) {
+            let name = &pair[1].name;
+            return Err(MapError::new(format_args!("node {name} occurs twice or is not in order of names")));
+        }
+        let mut addresses: Vec<(&str, &Node)> =
+            nodes.iter().flat_map(|node| [(&*node.ring, node), (&*node.address, node)]).collect();
+        addresses.sort_by_key(|(address, _)| *address);
+        if let Some(pair) = addresses.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let [(address, one), (_, other)] = [pair[0], pair[1]];
+            return Err(MapError::new(match one.name == other.name {
+                true => format!("node {}: ring and address are both {address}; they must differ", one.name),
+                false => format!(
+                    "nodes {} and {} have the same address {address}; each address must occur once",
+                    one.name, other.name
+                ),
+            }));
+        }
+        if owners.iter().any(|owner| owner.index() >= nodes.len()) {
+            return Err(MapError::new("a slot's owner is not among the nodes"));
+        }
+        Ok(Map { ring: ring.to_owned(), version, nodes, owners })
+    }
+
     /// Returns the name of the ring.
     #[must_use]
     pub fn ring(&self) -> &str {
         &self.ring
     }
 
-    /// Returns the version: a map replaces those with lower versions.
+    /// Returns the version, which each change of the map raises.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Returns the nodes, ordered by name.
+    /// Returns the nodes in the order of their names.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Returns the owner of a slot.
-    #[inline]
+    /// Returns a node.
+    ///
+    /// # Panics
+    /// Panics if the index is that of another map with more nodes.
     #[must_use]
+    pub fn node(&self, index: NodeIndex) -> &Node {
+        &self.nodes[index.index()]
+    }
+
+    /// Returns the indexes of all nodes, in order.
+    pub fn indexes(&self) -> impl Iterator<Item = NodeIndex> + use<> {
+        (0..self.nodes.len() as u16).map(NodeIndex)
+    }
+
+    /// Returns the node with this name, if there is one.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<NodeIndex> {
+        let at = self.nodes.binary_search_by(|node| node.name.as_str().cmp(name));
+        at.ok().map(|at| NodeIndex(at as u16))
+    }
+
+    /// Returns the owner of a slot.
+    #[must_use]
+    #[inline]
     pub fn owner(&self, slot: Slot) -> NodeIndex {
         self.owners[usize::from(slot.number())]
     }
 
-    /// Returns the position of the node with this name.
+    /// Returns the owner of each slot.
     #[must_use]
-    pub fn find(&self, name: &str) -> Option<NodeIndex> {
-        let found = self.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).ok()?;
-        Some(NodeIndex(u16::try_from(found).ok()?))
+    pub fn owners(&self) -> &[NodeIndex; SLOTS] {
+        &self.owners
+    }
+
+    /// Returns the runs in the order of their slots; together, they contain every slot.
+    pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+        let mut first = 0;
+        std::iter::from_fn(move || {
+            let owner = *self.owners.get(first)?;
+            let len = self.owners[first..].iter().take_while(|other| **other == owner).count();
+            let run = Run { first: slot(first), last: slot(first + len - 1), owner };
+            first += len;
+            Some(run)
+        })
+    }
+
+    /// Returns the slots that a node owns.
+    #[must_use]
+    pub fn slots_of(&self, node: NodeIndex) -> SlotSet {
+        Slot::all().filter(|slot| self.owner(*slot) == node).collect()
+    }
+
+    /// Returns the number of slots that each node owns, by its index.
+    #[must_use]
+    pub fn counts(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.nodes.len()];
+        self.owners.iter().for_each(|owner| counts[owner.index()] += 1);
+        counts
+    }
+
+    /// Returns the slots that the node with this name owns here, and does not own in `before`.
+    #[must_use]
+    pub fn gained(&self, before: &Map, node: &str) -> SlotSet {
+        let (now, earlier) = (self.find(node), before.find(node));
+        let owns_now = |slot: Slot| Some(self.owner(slot)) == now;
+        Slot::all().filter(|slot| owns_now(*slot) && Some(before.owner(*slot)) != earlier).collect()
+    }
+
+    /// Returns the slots that the node with this name owns in `before`, and does not own here.
+    #[must_use]
+    pub fn lost(&self, before: &Map, node: &str) -> SlotSet {
+        before.gained(self, node)
+    }
+
+    /// Returns a number that two maps share only if they are equal, apart from rare coincidences: for
+    /// the detection of maps that differ, not against forgery.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::new(&self.ring);
+        digest.add(&self.version.to_le_bytes());
+        for Node { name, ring, address, weight } in &self.nodes {
+            [name, ring, address].iter().for_each(|text| digest.add_text(text));
+            digest.add(&weight.to_le_bytes());
+        }
+        self.owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
+        digest.finish()
+    }
+
+    /// Returns the mark for a memory file whose items are all of slots that this node owns. Two
+    /// marks are equal if the name of the ring, that of the node and its slots are equal. No mark is
+    /// 0 or 1.
+    #[must_use]
+    pub fn mark(&self, node: NodeIndex) -> u64 {
+        let mut digest = Digest::new(&self.ring);
+        digest.add_text(&self.node(node).name);
+        for run in self.runs().filter(|run| run.owner == node) {
+            digest.add(&run.first.number().to_le_bytes());
+            digest.add(&run.last.number().to_le_bytes());
+        }
+        digest.finish().max(2)
+    }
+}
+
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Map { ring, version, nodes, .. } = self;
+        let mut shown = f.debug_struct("Map");
+        shown.field("ring", ring).field("version", version).field("nodes", nodes).finish_non_exhaustive()
+    }
+}
+
+fn slot(index: usize) -> Slot {
+    Slot::new(index as u16).expect("below SLOTS")
+}
+
+/// FNV-1a of 64 bits, and a final mix of the bits (MurmurHash3's).
+struct Digest(u64);
+
+impl Digest {
+    fn new(ring: &str) -> Digest {
+        let mut digest = Digest(0xcbf2_9ce4_8422_2325);
+        digest.add_text(ring);
+        digest
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    /// Adds a text and its end, which no text contains.
+    fn add_text(&mut self, text: &str) {
+        self.add(text.as_bytes());
+        self.add(&[0]);
+    }
+
+    fn finish(self) -> u64 {
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        bits = (bits ^ (bits >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        bits ^ (bits >> 33)
+    }
+}
+
+/// A set of slots.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SlotSet(Box<[u64; SLOTS / 64]>);
+
+impl SlotSet {
+    /// Returns the empty set.
+    #[must_use]
+    pub fn new() -> SlotSet {
+        SlotSet(Box::new([0; SLOTS / 64]))
+    }
+
+    /// Adds a slot.
+    pub fn insert(&mut self, slot: Slot) {
+        self.0[usize::from(slot.number() / 64)] |= 1 << (slot.number() % 64);
+    }
+
+    /// Returns whether the set contains the slot.
+    #[must_use]
+    pub fn contains(&self, slot: Slot) -> bool {
+        self.0[usize::from(slot.number() / 64)] & (1 << (slot.number() % 64)) != 0
+    }
+
+    /// Returns the number of slots.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Returns whether the set contains no slot.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    /// Returns the slots in their order.
+    pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
+        Slot::all().filter(|slot| self.contains(*slot))
+    }
+}
+
+impl Default for SlotSet {
+    fn default() -> SlotSet {
+        SlotSet::new()
+    }
+}
+
+impl FromIterator<Slot> for SlotSet {
+    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> SlotSet {
+        let mut set = SlotSet::new();
+        slots.into_iter().for_each(|slot| set.insert(slot));
+        set
+    }
+}
+
+impl fmt::Debug for SlotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter().map(Slot::number)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::plan;
+
+    fn node(name: &str, port: u16) -> Node {
+        let address = |port: u16| format!("10.0.0.1:{port}");
+        Node { name: name.into(), ring: address(port), address: address(port + 1000), weight: 1 }
+    }
+
+    fn map(version: u64, names: &[&str]) -> Map {
+        let nodes: Vec<Node> = names.iter().zip(1..).map(|(name, port)| node(name, port)).collect();
+        let owners = plan(&nodes, None);
+        Map::new("main", version, nodes, owners).unwrap()
+    }
+
+    #[test]
+    fn gained_and_lost_slots_are_those_that_change_their_owner() {
+        let (before, after) = (map(1, &["a", "b"]), map(2, &["a", "aa", "b"]));
+        let gained = after.gained(&before, "aa");
+        assert_eq!(gained, after.slots_of(after.find("aa").unwrap()));
+        assert!(after.lost(&before, "aa").is_empty());
+        let lost: usize = ["a", "b"].map(|node| after.lost(&before, node).len()).iter().sum();
+        let gained_by_others: usize = ["a", "b"].map(|node| after.gained(&before, node).len()).iter().sum();
+        assert_eq!(lost, gained.len() + gained_by_others);
+        // The index of `b` differs between the maps; its last slot does not change its owner.
+        assert!(!after.lost(&before, "b").contains(slot(SLOTS - 1)));
+        assert_eq!(before.lost(&after, "aa"), gained);
+        assert!(after.gained(&after, "a").is_empty() && after.gained(&before, "x").is_empty());
+    }
+
+    #[test]
+    fn a_digest_depends_on_everything_and_a_mark_on_own_slots_only() {
+        let one = map(7, &["a", "b"]);
+        assert_eq!(one.digest(), map(7, &["a", "b"]).digest());
+        let (a, b) = (NodeIndex(0), NodeIndex(1));
+        let mut owners = one.owners.clone();
+        owners[9] = b;
+        let of = |version, nodes: &[Node], owners: &Owners| {
+            Map::new(&one.ring, version, nodes.to_vec(), owners.clone()).unwrap()
+        };
+        let other_owner = of(7, &one.nodes, &owners);
+        let mut nodes = one.nodes.clone();
+        nodes[1].address = "10.0.0.2:1".into();
+        let other_address = of(7, &nodes, &one.owners);
+        for other in [&map(8, &["a", "b"]), &other_owner, &other_address, &map(7, &["a", "c"])] {
+            assert_ne!(one.digest(), other.digest());
+        }
+        assert_eq!(one.mark(a), map(9, &["a", "z"]).mark(a));
+        assert_eq!(one.mark(b), other_address.mark(b));
+        assert!(one.mark(a) != other_owner.mark(a) && one.mark(a) != one.mark(b) && one.mark(a) > 1);
+    }
+
+    #[test]
+    fn runs_contain_every_slot_once() {
+        let map = map(1, &["a", "b", "c"]);
+        let runs: Vec<Run> = map.runs().collect();
+        assert_eq!(runs.len(), 3);
+        let mut next = 0;
+        for run in &runs {
+            assert_eq!(usize::from(run.first.number()), next);
+            let last = usize::from(run.last.number());
+            assert!((next..=last).all(|index| map.owner(slot(index)) == run.owner));
+            next = last + 1;
+        }
+        assert_eq!(next, SLOTS);
+        assert_eq!(map.counts().iter().sum::<usize>(), SLOTS);
+    }
+
+    #[test]
+    fn names_and_addresses_are_checked() {
+        for text in ["a", "node-1.example_x", &"n".repeat(64)] {
+            assert_eq!(check_name(text), Ok(()));
+        }
+        for text in ["", "a b", "a/b", "a|b", "ü", &"n".repeat(65)] {
+            assert!(check_name(text).is_err(), "{text}");
+        }
+        for (text, parts) in [
+            ("h:1", ("h", 1)),
+            ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+            ("[::1]:11311", ("::1", 11311)),
+            ("cache_1.example:7", ("cache_1.example", 7)),
+        ] {
+            assert_eq!(host_and_port(text), Some(parts));
+        }
+        for text in ["", "h", "h:0", "h:65536", ":1", "::1:1", "[h]:1", "a b:1", "h|x:1", "[::1:1"] {
+            assert_eq!(host_and_port(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn nodes_that_cannot_form_a_ring_are_refused() {
+        let error = |nodes: Vec<Node>| {
+            let owners = Box::new([NodeIndex(0); SLOTS]);
+            Map::new("main", 1, nodes, owners).unwrap_err().to_string()
+        };
+        assert_eq!(error(vec![]), "the map has 0 nodes; it must have 1 to 1024");
+        assert!(error(vec![node("b", 1), node("a", 2)]).starts_with("node a occurs twice"));
+        let same = "nodes a and b have the same address 10.0.0.1:1; each address must occur once";
+        assert_eq!(error(vec![node("a", 1), node("b", 1)]), same);
+        let crossed = error(vec![node("a", 1), node("b", 1001)]);
+        assert!(crossed.starts_with("nodes a and b have the same address 10.0.0.1:1001"), "{crossed}");
+        let both = Node { address: "10.0.0.1:1".into(), ..node("a", 1) };
+        assert_eq!(error(vec![both]), "node a: ring and address are both 10.0.0.1:1; they must differ");
+        let heavy = Node { weight: 10_001, ..node("a", 1) };
+        assert_eq!(error(vec![heavy]), "node a: weight: is 10001; it must be at most 10000");
+        let no_port = Node { ring: "h".into(), ..node("a", 1) };
+        assert_eq!(error(vec![no_port]), "node a: ring: is \"h\"; expected HOST:PORT or [V6]:PORT");
+        assert!(error(vec![node("a b", 1)]).starts_with("\"a b\" is not a name; expected 1 to 64 letters"));
+        let owners = Box::new([NodeIndex(1); SLOTS]);
+        assert!(Map::new("main", 1, vec![node("a", 1)], owners).is_err());
     }
 }

@@ -1,1 +1,229 @@
-//! Which slots a changed set of nodes should own.
+//! The planner: the owner of each slot, for nodes with weights.
+//!
+//! Each node owns its share of the slots by weight, rounded up or down. Among all such plans, the
+//! plan moves as few slots as possible from the owners that they have now. Within that limit, it
+//! keeps runs long: of a run that shrinks, one end moves, and a node receives slots beside its own.
+
+use crate::map::{Map, Node, NodeIndex, Owners};
+use crate::slots::{SLOTS, Slot};
+
+/// Returns the owners of all slots, as indexes into `nodes`, which must be in the order of their
+/// names. `now` is the map in force. If all weights are 0, they are taken as equal.
+///
+/// # Panics
+/// Panics if there are no nodes, or more than a map can have.
+#[must_use]
+pub fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
+    assert!(!nodes.is_empty() && nodes.len() <= crate::map::NODES_MAX);
+    let mut owners = current(nodes, now);
+    let mut counts = vec![0; nodes.len()];
+    owners.iter().flatten().for_each(|owner| counts[*owner] += 1);
+    let quotas = quotas(nodes, &counts);
+    for node in 0..nodes.len() {
+        release(&mut owners, node, counts[node].saturating_sub(quotas[node]));
+    }
+    let missing = quotas.iter().zip(&counts).map(|(quota, count)| quota.saturating_sub(*count)).collect();
+    assign(&mut owners, missing);
+    let owned = owners.iter().map(|owner| NodeIndex(owner.expect("every slot is assigned") as u16));
+    let owned: Vec<NodeIndex> = owned.collect();
+    owned.try_into().expect("as many as there are slots")
+}
+
+/// Returns the present owner of each slot; `None` if it is not among the nodes.
+fn current(nodes: &[Node], now: Option<&Map>) -> Vec<Option<usize>> {
+    let Some(map) = now else { return vec![None; SLOTS] };
+    let find = |node: &Node| nodes.binary_search_by(|other| other.name.cmp(&node.name)).ok();
+    let stays: Vec<Option<usize>> = map.nodes().iter().map(find).collect();
+    Slot::all().map(|slot| stays[map.owner(slot).index()]).collect()
+}
+
+/// Returns the number of slots of each node: its exact share, rounded down or up. Those with more
+/// slots now than their share are rounded up first, because this saves the move of one slot.
+fn quotas(nodes: &[Node], counts: &[usize]) -> Vec<usize> {
+    let equal = nodes.iter().all(|node| node.weight == 0);
+    let weight = |node: &Node| if equal { 1 } else { u64::from(node.weight) };
+    let total: u64 = nodes.iter().map(weight).sum();
+    let shares: Vec<u64> = nodes.iter().map(|node| SLOTS as u64 * weight(node)).collect();
+    let mut quotas: Vec<usize> = shares.iter().map(|share| (share / total) as usize).collect();
+    let mut rounded: Vec<usize> = (0..nodes.len()).filter(|node| shares[*node] % total > 0).collect();
+    rounded.sort_by_key(|node| (counts[*node] <= quotas[*node], u64::MAX - shares[*node] % total));
+    let left = SLOTS - quotas.iter().sum::<usize>();
+    rounded.iter().take(left).for_each(|node| quotas[*node] += 1);
+    quotas
+}
+
+/// Takes `surplus` slots from a node: its shortest runs as a whole, then one end of the next.
+fn release(owners: &mut [Option<usize>], node: usize, mut surplus: usize) {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for slot in (0..SLOTS).filter(|slot| owners[*slot] == Some(node)) {
+        match runs.last_mut() {
+            Some((first, len)) if *first + *len == slot => *len += 1,
+            _ => runs.push((slot, 1)),
+        }
+    }
+    runs.sort_by_key(|(first, len)| (*len, *first));
+    for (first, len) in runs {
+        let taken = len.min(surplus);
+        // The end beside a slot that is free already makes a longer free run.
+        let is_free = |slot: Option<usize>| slot.is_some_and(|slot| owners.get(slot) == Some(&None));
+        let from = match is_free(first.checked_sub(1)) && !is_free(Some(first + len)) {
+            true => first,
+            false => first + len - taken,
+        };
+        owners[from..from + taken].fill(None);
+        surplus -= taken;
+    }
+}
+
+/// Gives the free slots to the nodes that miss some: each time to the node that misses most, from a
+/// free run beside its own slots or else from the longest one.
+fn assign(owners: &mut [Option<usize>], mut missing: Vec<usize>) {
+    let mut free: Vec<(usize, usize)> = Vec::new();
+    for slot in (0..SLOTS).filter(|slot| owners[*slot].is_none()) {
+        match free.last_mut() {
+            Some((first, len)) if *first + *len == slot => *len += 1,
+            _ => free.push((slot, 1)),
+        }
+    }
+    // Without owners there is one free run: nodes receive it in their order.
+    let keeps_order = free.first() == Some(&(0, SLOTS));
+    let next = |missing: &[usize]| {
+        let nodes = (0..missing.len()).filter(|node| missing[*node] > 0);
+        match keeps_order {
+            true => { nodes }.next(),
+            false => nodes.max_by_key(|node| (missing[*node], usize::MAX - node)),
+        }
+    };
+    while let Some(node) = next(&missing) {
+        let is_own = |slot: Option<usize>| slot.is_some_and(|slot| owners.get(slot) == Some(&Some(node)));
+        let rank = |(first, len): (usize, usize)| {
+            let is_beside = is_own(first.checked_sub(1)) || is_own(Some(first + len));
+            (is_beside, len, SLOTS - first)
+        };
+        let best = (0..free.len()).max_by_key(|at| rank(free[*at])).expect("quotas add up to all slots");
+        let (first, len) = free[best];
+        let taken = len.min(missing[node]);
+        let from_end = is_own(Some(first + len)) && !is_own(first.checked_sub(1));
+        let from = if from_end { first + len - taken } else { first };
+        owners[from..from + taken].fill(Some(node));
+        missing[node] -= taken;
+        free[best] = if from_end { (first, len - taken) } else { (first + taken, len - taken) };
+        if taken == len {
+            free.swap_remove(best);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Returns the nodes with these numbers and weights, in the order of their names.
+    fn nodes(weights: &[(usize, u32)]) -> Vec<Node> {
+        let node = |(number, weight): &(usize, u32)| Node {
+            name: format!("n{number:04}"),
+            ring: format!("h{number}:1"),
+            address: format!("h{number}:2"),
+            weight: *weight,
+        };
+        weights.iter().map(node).collect()
+    }
+
+    fn map(nodes: &[Node], now: Option<&Map>) -> Map {
+        Map::new("main", 1, nodes.to_vec(), plan(nodes, now)).unwrap()
+    }
+
+    fn moved(before: &Map, after: &Map) -> usize {
+        let owner = |map: &Map, slot| map.node(map.owner(slot)).name.clone();
+        Slot::all().filter(|slot| owner(before, *slot) != owner(after, *slot)).count()
+    }
+
+    /// Returns the least number of slots that must move, by a count over all ways to round: the
+    /// largest number of slots that can stay.
+    fn moved_min(before: &Map, nodes: &[Node]) -> usize {
+        let total: u64 = nodes.iter().map(|node| u64::from(node.weight)).sum();
+        let counts = before.counts();
+        let (mut stay, mut floors, mut gain) = (0, 0, 0);
+        for node in nodes {
+            let share = SLOTS as u64 * u64::from(node.weight);
+            let (floor, rest) = ((share / total) as usize, share % total);
+            let count = before.find(&node.name).map_or(0, |index| counts[index.index()]);
+            stay += count.min(floor);
+            floors += floor;
+            gain += usize::from(rest > 0 && count > floor);
+        }
+        SLOTS - stay - gain.min(SLOTS - floors)
+    }
+
+    fn check_shares(map: &Map) {
+        let total: u64 = map.nodes().iter().map(|node| u64::from(node.weight)).sum();
+        for (node, count) in map.nodes().iter().zip(map.counts()) {
+            let share = SLOTS as u64 * u64::from(node.weight);
+            let exact = (share / total) as usize;
+            assert!(count == exact || count == exact + 1 && share % total > 0, "{}: {count}", node.name);
+        }
+    }
+
+    #[test]
+    fn three_nodes_become_four_and_three_again() {
+        let three = map(&nodes(&[(1, 1), (2, 1), (3, 1)]), None);
+        assert_eq!(three.counts(), [5462, 5461, 5461]);
+        assert_eq!(three.runs().count(), 3);
+        let four = map(&nodes(&[(1, 1), (2, 1), (3, 1), (4, 1)]), Some(&three));
+        assert_eq!(four.counts(), [4096; 4]);
+        assert_eq!(moved(&three, &four), 4096);
+        // The first two give neighbouring slots.
+        assert_eq!(four.runs().count(), 5);
+        let again = map(three.nodes(), Some(&four));
+        assert_eq!(moved(&four, &again), 4096);
+        assert_eq!(again.runs().count(), 3);
+        assert_eq!(map(three.nodes(), Some(&again)), again);
+    }
+
+    #[test]
+    fn a_node_of_weight_0_owns_nothing_unless_all_have_it() {
+        assert_eq!(map(&nodes(&[(1, 0), (2, 3)]), None).counts(), [0, SLOTS]);
+        assert_eq!(map(&nodes(&[(1, 0), (2, 0)]), None).counts(), [SLOTS / 2; 2]);
+    }
+
+    fn some_weights() -> impl Strategy<Value = Vec<(usize, u32)>> {
+        let weights = proptest::collection::btree_map(0..24_usize, 0..5_u32, 1..12);
+        let some = weights.prop_filter("one weight at least", |all| all.values().any(|weight| *weight > 0));
+        some.prop_map(|all| all.into_iter().collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_plan_has_exact_shares_the_fewest_moves_and_long_runs(
+            steps in proptest::collection::vec(some_weights(), 2..6)
+        ) {
+            let mut now = map(&nodes(&steps[0]), None);
+            prop_assert_eq!(now.runs().count(), now.counts().iter().filter(|count| **count > 0).count());
+            check_shares(&now);
+            for step in &steps[1..] {
+                let nodes = nodes(step);
+                let next = map(&nodes, Some(&now));
+                check_shares(&next);
+                prop_assert_eq!(moved(&now, &next), moved_min(&now, &nodes));
+                // Each node ends at most one run early, and begins at most one within a free run.
+                let bound = now.runs().count() + now.nodes().len() + nodes.len();
+                prop_assert!(next.runs().count() <= bound);
+                now = next;
+            }
+        }
+    }
+
+    #[test]
+    fn a_thousand_nodes_are_planned() {
+        let all: Vec<(usize, u32)> = (0..1000).map(|number| (number, 1)).collect();
+        let full = map(&nodes(&all), None);
+        check_shares(&full);
+        let rest = nodes(&all[1..]);
+        let next = map(&rest, Some(&full));
+        check_shares(&next);
+        assert_eq!(moved(&full, &next), moved_min(&full, &rest));
+    }
+}

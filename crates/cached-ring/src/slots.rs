@@ -15,6 +15,11 @@ impl Slot {
         if (number as usize) < SLOTS { Some(Slot(number)) } else { None }
     }
 
+    /// Returns all slots in the order of their numbers.
+    pub fn all() -> impl DoubleEndedIterator<Item = Slot> + ExactSizeIterator {
+        (0..SLOTS as u16).map(Slot)
+    }
+
     /// Returns the number of the slot, below [`SLOTS`].
     #[inline]
     #[must_use]
