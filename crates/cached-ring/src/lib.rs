@@ -15,14 +15,16 @@
 #![warn(missing_debug_implementations)]
 
 mod form;
-mod hello;
+pub mod hello;
 mod lane;
 mod map;
 mod plan;
 mod slots;
-mod wire;
+pub mod wire;
 
 pub use form::{from_documents, to_file};
+pub use lane::{Answer, Asked, Executed, Failed, Inbound, Outbound, RequestId, Waiter};
 pub use map::*;
 pub use plan::plan;
 pub use slots::*;
+pub use wire::{Flags, Hostile, Report};

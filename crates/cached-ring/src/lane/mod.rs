@@ -1,1 +1,9 @@
-//! Both ends of a connection between two nodes, as machines over bytes.
+//! The two ends of a lane: a connection on which one worker of the entry passes requests to one
+//! owner. Both are machines over bytes; the caller has the socket. Here belongs the order of
+//! requests and replies and their limits, not the execution of requests.
+
+mod inbound;
+mod outbound;
+
+pub use inbound::{Asked, Inbound};
+pub use outbound::{Answer, Executed, Failed, Outbound, RequestId, Waiter};

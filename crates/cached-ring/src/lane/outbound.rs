@@ -1,0 +1,628 @@
+//! The entry's end: requests wait for their answers here.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::Slot;
+use crate::wire::{
+    self, Flags, HEAD_BYTES, Head, Hostile, Kind, MESSAGE_BYTES_MAX, OPEN_MAX, Report, SUSPENDED_MAX,
+};
+
+/// The maximum number of bytes that wait to be sent.
+const UNSENT_BYTES_MAX: usize = 256 << 10;
+/// The maximum number of bytes that wait to be sent, or for the answer to a request among them.
+const LOG_BYTES_MAX: usize = 512 << 10;
+/// The maximum number of requests that wait for their answers.
+const WAITING_MAX: usize = 4096;
+/// The number of bytes that are kept of a request with parts: every command without its value.
+const HEAD_KEPT_BYTES: usize = 2048 + 256;
+/// The capacity that an idle lane keeps, in bytes.
+const IDLE_BYTES: usize = 4096;
+
+/// Whom an answer is for. It has a meaning only to the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Waiter {
+    /// The slot of the connection within its worker.
+    pub slot: u32,
+    /// Distinguishes the connections that have had the slot.
+    pub tag: u32,
+    /// The place of the reply within the order of the connection's replies.
+    pub place: u32,
+    /// The part of a reply that several nodes answer.
+    pub part: u16,
+}
+
+/// Names a request of a lane, also when it is sent again on the next lane to the same node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(u32);
+
+/// An answer to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// A reply, or a part of it.
+    Bytes {
+        /// The bytes, for the client.
+        bytes: &'a [u8],
+        /// Whether the reply is complete. If not, [`Outbound::more`] asks for the next part.
+        last: bool,
+    },
+    /// The owner has another map, and has not executed the request.
+    NotMine {
+        /// The version of the owner's map.
+        map_version: u64,
+        /// The flags of the request.
+        flags: Flags,
+        /// The client's own bytes: all, or the head of a request with parts.
+        own: &'a [u8],
+    },
+}
+
+/// Whether the owner has executed a request that is not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Executed {
+    /// It has not: the request, or a part of it, was not sent, or the owner said so.
+    No,
+    /// It may have.
+    Maybe,
+    /// It has, and a part of the reply has been delivered.
+    Partly,
+}
+
+/// A request that will not be answered.
+#[derive(Debug, Clone, Copy)]
+pub struct Failed<'a> {
+    /// Who waits.
+    pub to: Waiter,
+    /// The request.
+    pub id: RequestId,
+    /// Its flags.
+    pub flags: Flags,
+    /// The client's own bytes: all, or the head of a request with parts. Empty if a part of the
+    /// reply has been delivered.
+    pub own: &'a [u8],
+    /// Whether the owner has executed the request.
+    pub executed: Executed,
+}
+
+/// The entry's end of a lane.
+///
+/// The bytes of a request are held once: [`unsent`](Self::unsent) returns them for the socket, and
+/// they are kept until the request is answered, so that it can be sent again if the owner has not
+/// executed it. Of a request with parts only the head is kept.
+///
+/// The memory is at most 704 KiB: 512 KiB of messages, 160 KiB for 4096 requests, and some 32 KiB
+/// for replies that wait for MORE.
+#[derive(Debug)]
+pub struct Outbound {
+    /// All messages from the first one that is kept; those up to `sent` are with the socket.
+    log: VecDeque<u8>,
+    /// The position within the stream of the log's first byte.
+    base: u64,
+    /// The position within the stream of the first unsent byte.
+    sent: u64,
+    /// The complete requests without an answer, in the order in which they were completed, which is
+    /// that of their answers.
+    waiting: VecDeque<Waiting>,
+    /// The requests with parts that have no answer; `None` for one that is in `waiting`.
+    large: HashMap<u32, Option<Open>>,
+    /// The requests of whose replies a part has come.
+    partly: HashMap<u32, Partly>,
+    /// The requests without an answer whose clients have gone. Their answers are not delivered.
+    forgotten: HashSet<u32>,
+    /// The id of the last request.
+    previous: u32,
+    /// The highest id whose answer has begun: requests without parts are answered in the order of
+    /// their ids.
+    begun: u32,
+    /// The id of the last answer of this lane, for BYE.
+    last: u32,
+    /// The token of the PING that is not answered.
+    ping: Option<u64>,
+    pong: Option<(u64, Report)>,
+    is_ended: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    id: u32,
+    to: Waiter,
+    flags: Flags,
+    own: Own,
+}
+
+#[derive(Debug)]
+enum Own {
+    /// The message at this position within the stream.
+    Log { at: u64, bytes: u32 },
+    /// A request with parts, the last of which ends at this position.
+    Head { head: Box<[u8]>, end: u64 },
+}
+
+impl Own {
+    fn end(&self) -> u64 {
+        match self {
+            Self::Log { at, bytes } => at + HEAD_BYTES as u64 + u64::from(*bytes),
+            Self::Head { end, .. } => *end,
+        }
+    }
+}
+
+/// A request whose last part has not been queued.
+#[derive(Debug)]
+struct Open {
+    to: Waiter,
+    flags: Flags,
+    head: Box<[u8]>,
+}
+
+#[derive(Debug)]
+struct Partly {
+    to: Waiter,
+    flags: Flags,
+    /// Whether MORE was sent since the last part.
+    is_asked: bool,
+    is_forgotten: bool,
+}
+
+impl Default for Outbound {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Outbound {
+    /// Creates the end of a lane on which nothing was sent.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            log: VecDeque::new(),
+            base: 0,
+            sent: 0,
+            waiting: VecDeque::new(),
+            large: HashMap::new(),
+            partly: HashMap::new(),
+            forgotten: HashSet::new(),
+            previous: 0,
+            begun: 0,
+            last: 0,
+            ping: None,
+            pong: None,
+            is_ended: false,
+        }
+    }
+
+    /// Returns how many bytes the next request or part may have, [`MESSAGE_BYTES_MAX`] at most; 0
+    /// if there is no space, or after BYE. A lane whose requests are answered and sent has the most.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        if self.is_ended || self.waiting.len() >= WAITING_MAX {
+            return 0;
+        }
+        let unsent = UNSENT_BYTES_MAX.saturating_sub(self.unsent_bytes());
+        let log = LOG_BYTES_MAX.saturating_sub(self.log.len());
+        unsent.min(log).saturating_sub(HEAD_BYTES).min(MESSAGE_BYTES_MAX)
+    }
+
+    /// Returns whether less than half of each limit is in use: time to wake those who wait for room.
+    #[must_use]
+    pub fn is_below_half(&self) -> bool {
+        !self.is_ended
+            && self.waiting.len() < WAITING_MAX / 2
+            && self.unsent_bytes() < UNSENT_BYTES_MAX / 2
+            && self.log.len() < LOG_BYTES_MAX / 2
+            && self.large.len() < OPEN_MAX / 2
+    }
+
+    /// Returns whether another request with [`Flags::PARTS`] may begin.
+    #[must_use]
+    pub fn may_open(&self) -> bool {
+        self.large.len() < OPEN_MAX
+    }
+
+    /// Returns the number of requests that are not answered completely.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        let open = self.large.values().filter(|open| open.is_some()).count();
+        self.waiting.len() + open + self.partly.len()
+    }
+
+    /// Returns whether the owner has sent BYE: call [`resume`](Self::resume) for the next lane.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Queues a request that consists of `pieces`. With [`Flags::PARTS`] it is the first part of it.
+    /// `slot` is `None` for a request to every node.
+    ///
+    /// # Panics
+    /// In debug builds, panics if there is no [`room`](Self::room) for it, it is empty, `slot` does
+    /// not fit the flags, or it has parts and no request with parts [may begin](Self::may_open).
+    pub fn request(&mut self, to: Waiter, slot: Option<Slot>, flags: Flags, pieces: &[&[u8]]) -> RequestId {
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        debug_assert!(
+            (1..=self.room()).contains(&bytes),
+            "a request of {bytes} bytes, room for {}",
+            self.room()
+        );
+        debug_assert_eq!(slot.is_none(), flags.has(Flags::EVERY), "a slot for every node, or none for one");
+        let id = self.next_id();
+        let at = self.push(Head { id, slot, kind: Kind::Request, flags, bytes: bytes as u32 }, pieces);
+        if flags.has(Flags::PARTS) {
+            debug_assert!(self.may_open(), "too many requests with parts");
+            let kept = pieces.iter().flat_map(|piece| piece.iter().copied()).take(HEAD_KEPT_BYTES);
+            self.large.insert(id, Some(Open { to, flags, head: kept.collect() }));
+        } else {
+            self.waiting.push_back(Waiting { id, to, flags, own: Own::Log { at, bytes: bytes as u32 } });
+        }
+        RequestId(id)
+    }
+
+    /// Queues the next part of a request, which is complete with the `last`. Nothing is done if it is
+    /// complete, or was forgotten.
+    ///
+    /// # Panics
+    /// In debug builds, panics if there is no [`room`](Self::room) for the part, or it is empty.
+    pub fn part(&mut self, id: RequestId, bytes: &[u8], last: bool) {
+        let Some(Some(_)) = self.large.get(&id.0) else { return };
+        debug_assert!((1..=self.room()).contains(&bytes.len()), "a part of {} bytes", bytes.len());
+        let flags = if last { Flags::NONE } else { Flags::PARTS };
+        let head = Head { id: id.0, slot: None, kind: Kind::RequestPart, flags, bytes: bytes.len() as u32 };
+        self.push(head, &[bytes]);
+        if last {
+            self.complete(id.0);
+        }
+    }
+
+    /// Asks for the next part of a reply. Nothing is done if it was asked for, or the reply is
+    /// complete.
+    pub fn more(&mut self, id: RequestId) {
+        if let Some(partly) = self.partly.get_mut(&id.0)
+            && !partly.is_asked
+            && !partly.is_forgotten
+        {
+            partly.is_asked = true;
+            self.push_control(Kind::More, id.0);
+        }
+    }
+
+    /// Says that the client of a request has gone: nothing of it is delivered any more. A complete
+    /// request may be executed all the same. Nothing is done if it was answered.
+    pub fn forget(&mut self, id: RequestId) {
+        let id = id.0;
+        if let Some(partly) = self.partly.get_mut(&id) {
+            if std::mem::replace(&mut partly.is_forgotten, true) {
+                return;
+            }
+        } else if self.is_waiting(id) {
+            if !self.forgotten.insert(id) {
+                return;
+            }
+        } else {
+            return;
+        }
+        self.push_control(Kind::Forget, id);
+        if let Some(Some(_)) = self.large.get(&id) {
+            self.complete(id);
+        }
+    }
+
+    /// Queues a PING with this token, unless the last one was not answered. An idle lane gives its
+    /// buffer back.
+    pub fn ping(&mut self, token: u64) {
+        if self.log.is_empty() {
+            self.log.shrink_to(IDLE_BYTES);
+        }
+        if self.ping.is_none() && !self.is_ended {
+            self.ping = Some(token);
+            self.push(
+                Head { id: 0, slot: None, kind: Kind::Ping, flags: Flags::NONE, bytes: 8 },
+                &[&token.to_le_bytes()],
+            );
+        }
+    }
+
+    /// Returns the token and the report of the last PONG, once.
+    pub fn take_pong(&mut self) -> Option<(u64, Report)> {
+        self.pong.take()
+    }
+
+    /// Queues BYE: no request may follow.
+    pub fn bye(&mut self) {
+        self.push_control(Kind::RequestsEnd, 0);
+    }
+
+    /// Returns the bytes that wait to be sent, in two slices: the second follows the first.
+    #[inline]
+    #[must_use]
+    pub fn unsent(&self) -> (&[u8], &[u8]) {
+        let (front, back) = self.log.as_slices();
+        let skip = (self.sent - self.base) as usize;
+        match front.get(skip..) {
+            Some(rest) if !rest.is_empty() => (rest, back),
+            _ => (&back[skip - front.len()..], &[]),
+        }
+    }
+
+    /// Says that the socket has taken the next `bytes` of the unsent ones.
+    ///
+    /// # Panics
+    /// Panics if fewer are unsent.
+    pub fn sent(&mut self, bytes: usize) {
+        assert!(bytes <= self.unsent_bytes(), "{bytes} bytes sent of {}", self.unsent_bytes());
+        self.sent += bytes as u64;
+        self.trim();
+    }
+
+    /// Reads what the owner has sent, and calls `each` for each answer, in order. Returns the number
+    /// of bytes used: the rest is the beginning of a message of at most [`MESSAGE_BYTES_MAX`] bytes,
+    /// and must be given again with what follows.
+    ///
+    /// # Errors
+    /// Returns [`Hostile`] if the owner breaks the protocol; the answers before were delivered. Then
+    /// the lane must be closed, and is [`lost`](Self::lost).
+    pub fn received(
+        &mut self,
+        input: &[u8],
+        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
+    ) -> Result<usize, Hostile> {
+        let mut rest = input;
+        let result = loop {
+            match wire::message(rest) {
+                Ok(Some((head, bytes))) => match self.reply(head, bytes, each) {
+                    Ok(()) => rest = &rest[HEAD_BYTES + bytes.len()..],
+                    Err(hostile) => break Err(hostile),
+                },
+                Ok(None) => break Ok(input.len() - rest.len()),
+                Err(hostile) => break Err(hostile),
+            }
+        };
+        self.trim();
+        result
+    }
+
+    /// Empties the lane, whose connection is lost, and calls `each` for each request that is not
+    /// answered, except the forgotten ones. The next lane to the same node may go on with it.
+    pub fn lost(&mut self, each: &mut dyn FnMut(Failed<'_>)) {
+        self.fail(false, each);
+        self.restart();
+    }
+
+    /// Begins the next lane to the same node after the owner's BYE: it begins with the requests that
+    /// the owner has not executed. Calls `each` for those that cannot be sent again: requests with
+    /// parts, and those of whose replies a part has come. Without BYE, the lane is
+    /// [`lost`](Self::lost).
+    pub fn resume(&mut self, each: &mut dyn FnMut(Failed<'_>)) {
+        if !self.is_ended {
+            return self.lost(each);
+        }
+        self.fail(true, each);
+        let mut log = VecDeque::with_capacity(self.log.len());
+        let messages = self.log.make_contiguous();
+        for waiting in &mut self.waiting {
+            let Own::Log { at, bytes } = &mut waiting.own else { continue };
+            let begin = (*at - self.base) as usize;
+            *at = log.len() as u64;
+            log.extend(&messages[begin..begin + HEAD_BYTES + *bytes as usize]);
+        }
+        self.log = log;
+        self.restart();
+    }
+
+    /// Fails the requests that are not sent again, and takes them and the forgotten ones out.
+    fn fail(&mut self, is_resumed: bool, each: &mut dyn FnMut(Failed<'_>)) {
+        let (base, sent) = (self.base, self.sent);
+        let messages = &*self.log.make_contiguous();
+        let forgotten = &self.forgotten;
+        self.waiting.retain(|waiting| {
+            let own = match &waiting.own {
+                _ if forgotten.contains(&waiting.id) => return false,
+                Own::Log { .. } if is_resumed => return true,
+                own => own_bytes(own, messages, base),
+            };
+            let was_sent = waiting.own.end() <= sent;
+            let executed = if was_sent && !is_resumed { Executed::Maybe } else { Executed::No };
+            each(Failed { to: waiting.to, id: RequestId(waiting.id), flags: waiting.flags, own, executed });
+            false
+        });
+        for (id, open) in self.large.drain() {
+            let Some(Open { to, flags, head }) = open else { continue };
+            each(Failed { to, id: RequestId(id), flags, own: &head, executed: Executed::No });
+        }
+        for (id, Partly { to, flags, is_forgotten, .. }) in self.partly.drain() {
+            if !is_forgotten {
+                each(Failed { to, id: RequestId(id), flags, own: &[], executed: Executed::Partly });
+            }
+        }
+        self.forgotten.clear();
+    }
+
+    /// Makes this the end of a lane on which nothing was sent. If requests wait, the log has them.
+    fn restart(&mut self) {
+        if self.waiting.is_empty() {
+            self.log = VecDeque::new();
+            self.begun = self.previous;
+        }
+        (self.base, self.sent, self.last) = (0, 0, 0);
+        (self.ping, self.pong, self.is_ended) = (None, None, false);
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        self.log.len() - (self.sent - self.base) as usize
+    }
+
+    /// Returns an id that no request has which is not answered completely.
+    fn next_id(&mut self) -> u32 {
+        loop {
+            self.previous = self.previous.wrapping_add(1);
+            let id = self.previous;
+            if id != 0 && !self.partly.contains_key(&id) && !self.large.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Appends a message. Returns its position within the stream.
+    fn push(&mut self, head: Head, pieces: &[&[u8]]) -> u64 {
+        let at = self.base + self.log.len() as u64;
+        self.log.extend(&head.encode());
+        for piece in pieces {
+            self.log.extend(*piece);
+        }
+        at
+    }
+
+    /// Appends a message without bytes. It needs no room: there are at most two for each request.
+    fn push_control(&mut self, kind: Kind, id: u32) {
+        self.push(Head { id, slot: None, kind, flags: Flags::NONE, bytes: 0 }, &[]);
+    }
+
+    /// Puts an open request, whose last message was queued, in the order of the answers.
+    fn complete(&mut self, id: u32) {
+        if let Some(large) = self.large.get_mut(&id)
+            && let Some(Open { to, flags, head }) = large.take()
+        {
+            let end = self.base + self.log.len() as u64;
+            self.waiting.push_back(Waiting { id, to, flags, own: Own::Head { head, end } });
+        }
+    }
+
+    /// Returns whether no answer to this request has begun.
+    fn is_waiting(&self, id: u32) -> bool {
+        let is_begun = id.wrapping_sub(self.begun).wrapping_sub(1) >= self.previous.wrapping_sub(self.begun);
+        self.large.contains_key(&id) || !is_begun
+    }
+
+    fn reply(
+        &mut self,
+        head: Head,
+        bytes: &[u8],
+        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
+    ) -> Result<(), Hostile> {
+        let Head { id, kind, .. } = head;
+        if self.is_ended {
+            return Err(Hostile::AfterBye(kind));
+        }
+        match kind {
+            Kind::Done | Kind::ReplyPart => {
+                let last = kind == Kind::Done;
+                self.answer(id, bytes, last, each)
+            }
+            Kind::NotMine => self.not_mine(id, wire::number(bytes), each),
+            Kind::Pong => {
+                let token = wire::number(bytes);
+                if self.ping.take() != Some(token) {
+                    return Err(Hostile::Pong);
+                }
+                self.pong = Some((token, Report::decode(&bytes[8..])));
+                Ok(())
+            }
+            Kind::RepliesEnd if id == self.last => {
+                self.is_ended = true;
+                Ok(())
+            }
+            Kind::RepliesEnd => Err(Hostile::Bye { named: id, last: self.last }),
+            _ => Err(Hostile::Direction(kind)),
+        }
+    }
+
+    #[inline]
+    fn answer(
+        &mut self,
+        id: u32,
+        bytes: &[u8],
+        last: bool,
+        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
+    ) -> Result<(), Hostile> {
+        let (to, is_forgotten);
+        if !self.partly.is_empty()
+            && let Some(partly) = self.partly.get_mut(&id)
+        {
+            partly.is_asked = false;
+            (to, is_forgotten) = (partly.to, partly.is_forgotten);
+            if last {
+                self.partly.remove(&id);
+            }
+        } else {
+            let waiting = self.begin(id)?;
+            to = waiting.to;
+            is_forgotten = !self.forgotten.is_empty() && self.forgotten.remove(&id);
+            if !last {
+                if self.partly.len() == 2 * SUSPENDED_MAX {
+                    return Err(Hostile::Suspended);
+                }
+                let flags = waiting.flags;
+                self.partly.insert(id, Partly { to, flags, is_asked: false, is_forgotten });
+            }
+        }
+        if !is_forgotten {
+            each(to, RequestId(id), Answer::Bytes { bytes, last });
+        }
+        Ok(())
+    }
+
+    fn not_mine(
+        &mut self,
+        id: u32,
+        map_version: u64,
+        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
+    ) -> Result<(), Hostile> {
+        if self.partly.contains_key(&id) {
+            return Err(Hostile::RefusedLate(id));
+        }
+        let Waiting { to, flags, own, .. } = self.begin(id)?;
+        if !self.forgotten.remove(&id) {
+            let own = own_bytes(&own, self.log.make_contiguous(), self.base);
+            each(to, RequestId(id), Answer::NotMine { map_version, flags, own });
+        }
+        Ok(())
+    }
+
+    /// Takes the request that is answered next out of those that wait: it must be `id`.
+    #[inline]
+    fn begin(&mut self, id: u32) -> Result<Waiting, Hostile> {
+        match self.waiting.front() {
+            Some(first) if first.id == id && first.own.end() <= self.sent => {}
+            Some(first) if first.id != id && self.is_waiting(id) => {
+                return Err(Hostile::AnswerOrder { id, first: first.id });
+            }
+            _ => return Err(Hostile::UnknownAnswer(id)),
+        }
+        if !self.large.is_empty() {
+            self.large.remove(&id);
+        }
+        // A request with parts may be answered after later ones.
+        if id.wrapping_sub(self.begun) <= u32::MAX / 2 {
+            self.begun = id;
+        }
+        self.last = id;
+        self.waiting.pop_front().ok_or(Hostile::UnknownAnswer(id))
+    }
+
+    /// Drops what is sent and before the first request whose bytes are kept.
+    fn trim(&mut self) {
+        if self.waiting.is_empty() {
+            self.forgotten.clear();
+        }
+        let in_log = |waiting: &Waiting| match waiting.own {
+            Own::Log { at, .. } => Some(at),
+            Own::Head { .. } => None,
+        };
+        let keep = self.waiting.iter().find_map(in_log).unwrap_or(self.sent).min(self.sent);
+        if keep > self.base {
+            self.log.drain(..(keep - self.base) as usize);
+            self.base = keep;
+        }
+    }
+}
+
+/// Returns a request's own bytes. `messages` is the log, which begins at `base`.
+fn own_bytes<'a>(own: &'a Own, messages: &'a [u8], base: u64) -> &'a [u8] {
+    match own {
+        Own::Log { at, bytes } => {
+            let begin = (at - base) as usize + HEAD_BYTES;
+            &messages[begin..begin + *bytes as usize]
+        }
+        Own::Head { head, .. } => head,
+    }
+}
