@@ -476,7 +476,8 @@ impl HeldFile {
 fn clean_crc(identity: &Identity, superblock: &Superblock, table: &[Region]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&identity.encode());
-    superblock.notes().words().iter().for_each(|word| hasher.update(&word.to_le_bytes()));
+    let notes = superblock.notes();
+    notes.words().into_iter().chain(notes.covered_mark()).for_each(|word| hasher.update(&word.to_le_bytes()));
     table.iter().flat_map(Region::kept_words).for_each(|word| hasher.update(&word.to_le_bytes()));
     hasher.finalize()
 }

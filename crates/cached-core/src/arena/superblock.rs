@@ -183,6 +183,8 @@ pub(crate) struct Notes {
     /// CRC-32 of the identity, the notes and the table of regions, valid from a clean end to the
     /// next start.
     crc: AtomicU32,
+    /// The mark of the store's owner; 0 in files of earlier versions.
+    mark: AtomicU64,
 }
 
 /// Whether a process uses the memory, or how it ended.
@@ -233,6 +235,21 @@ impl Notes {
             self.time.load(Ordering::Relaxed),
             self.items(),
         ]
+    }
+
+    /// Returns the mark; `None` if it is 0, as in files of versions without marks, whose checksums
+    /// do not cover one.
+    pub(super) fn covered_mark(&self) -> Option<u64> {
+        Some(self.mark()).filter(|mark| *mark != 0)
+    }
+
+    pub(crate) fn mark(&self) -> u64 {
+        self.mark.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_mark(&self, mark: u64) {
+        self.mark.store(mark, Ordering::Release);
+        stores::done();
     }
 
     pub(crate) fn flush_due(&self) -> u32 {

@@ -71,6 +71,21 @@ impl Kv {
     pub fn memory_file(&self) -> Option<&Path> {
         self.inner.store_file.as_ref().map(|store_file| store_file.held.path.as_path())
     }
+
+    /// Returns the mark: a number that the owner of the store has recorded with
+    /// [`set_mark`](Self::set_mark), in this process or, if the memory is in a file that was taken
+    /// over, in an earlier one; 0 if none has.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.inner.log.superblock.notes().mark()
+    }
+
+    /// Records a mark, which stays with the items: a later process finds it if, and only if, it
+    /// takes over the items. Changes of items made after this call returns are not found without
+    /// the mark.
+    pub fn set_mark(&self, mark: u64) {
+        self.inner.log.superblock.notes().set_mark(mark);
+    }
 }
 
 /// Helpers for tests.

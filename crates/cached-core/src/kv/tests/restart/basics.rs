@@ -75,6 +75,34 @@ fn a_kill_keeps_everything() {
     drop((unfinished, large));
 }
 
+#[test]
+fn the_mark_stays_with_the_items() {
+    let lab = Lab::new();
+    let path = lab.path();
+    let (kv, _) = open(&path);
+    assert_eq!(kv.mark(), 0);
+    kv.set(b"key", b"value").unwrap();
+    kv.set_mark(u64::MAX - 1);
+    let (killed, _) = open(&lab.copy(&kv));
+    assert_eq!((killed.mark(), killed.get(b"key").is_some()), (u64::MAX - 1, true));
+    drop(kv);
+    let (kv, _) = open(&path);
+    assert_eq!((kv.restart().unwrap().was_clean, kv.mark()), (true, u64::MAX - 1));
+    drop(kv);
+    // A damaged mark is noticed like other damage, and a store that starts empty has none.
+    const MARK_AT: u64 = 1024 + 64;
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for mark in [0, 7u64] {
+        let (kv, _) = open(&path);
+        kv.set(b"key", b"value").unwrap();
+        kv.set_mark(9);
+        drop(kv);
+        file.write_all_at(&mark.to_le_bytes(), MARK_AT).unwrap();
+        let (kv, _) = open(&path);
+        assert_eq!((kv.restart().unwrap().cold.is_some(), kv.mark(), kv.get(b"key")), (true, 0, None));
+    }
+}
+
 /// A store that was taken over evicts, compacts and flushes like any other.
 #[test]
 fn a_store_that_was_taken_over_goes_on() {
