@@ -2,12 +2,14 @@
 
 use super::info::{ConnInfo, HandedConnection};
 use crate::locks::{COMMANDS, Lock};
+use cached_ring::Map;
 use cached_tls::ClientCertificates;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// One command to a worker.
 pub(crate) enum Command {
@@ -25,6 +27,41 @@ pub(crate) enum Command {
     Drain,
     /// End without answering the received requests.
     Abort,
+    /// Use this connection as the lane to a node of the ring.
+    OpenLane(OpenLane),
+    /// No connection to this node of the ring can be opened at present: requests that wait for one
+    /// fail.
+    NoLane(String),
+    /// Serve this lane of another node of the ring.
+    ServeLane(ServeLane),
+    /// Close the lane with this number, if the worker serves it. The sender is dropped once nothing
+    /// that was received on the lane will be executed any more.
+    EndLane(u64, oneshot::Sender<()>),
+    /// Route requests by this map of the ring.
+    Map(Arc<Map>),
+    /// Reply between two requests: a request that was being executed when the command was sent is
+    /// complete then.
+    Pass(mpsc::Sender<()>),
+    /// Look for lanes on which nothing comes.
+    Tick,
+}
+
+/// A connection to another node of the ring, on which both have said hello.
+pub(crate) struct OpenLane {
+    /// The name of the node.
+    pub(crate) node: String,
+    pub(crate) socket: OwnedFd,
+}
+
+/// A connection from another node of the ring, on which both have said hello.
+pub(crate) struct ServeLane {
+    /// A number that no other lane of this process has.
+    pub(crate) number: u64,
+    /// The name of the node.
+    pub(crate) node: String,
+    pub(crate) socket: OwnedFd,
+    /// Dropped when the lane has ended.
+    pub(crate) ended: oneshot::Sender<()>,
 }
 
 /// A connection that has been accepted and entered in the table.

@@ -1,3 +1,229 @@
 //! The ring of nodes to which the server belongs, if it belongs to one: the map in force, which
 //! slots are the node's own, and the connections (*lanes*) on which requests for other slots are
 //! passed to their owners.
+//!
+//! ```text
+//!                        ┌─ Own ──► executed here
+//!  key ► slot ► Words ───┤
+//!                        └─ Away ─► map: owner ► Lanes of the worker ► owner
+//! ```
+//! | module | content |
+//! |---|---|
+//! | `words` | which slots are this node's own |
+//! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
+//! | `peers` | [`Peer`]: what is known and counted of another node |
+//!
+//! A map is put in force in steps, by one thread (`worker/maps.rs`), so that no request is executed
+//! with items from a time at which the slot belonged to another node.
+
+mod lanes;
+mod peers;
+mod words;
+
+pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, TICK, Why};
+pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
+
+use crate::locks::{Guard, LANES, Lock, RING};
+use crate::settings::RingSettings;
+use cached_ring::{Map, NodeIndex, Slot};
+use lanes::LaneLimits;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::Duration;
+use tokio::sync::Notify;
+use words::{SlotState, Words};
+
+/// A node's view of its ring.
+pub(crate) struct Ring {
+    /// The name of this node.
+    pub(crate) own: String,
+    words: Arc<Words>,
+    lanes: Box<[Lock<Lanes>]>,
+    maps: Lock<Maps>,
+    /// The version of the map in force.
+    version: std::sync::atomic::AtomicU64,
+    /// Whether items of slots are being removed.
+    is_purging: AtomicBool,
+    /// Whether other nodes are told BYE, and no lane is opened.
+    pub(crate) is_leaving: AtomicBool,
+    /// The bytes of values that arrive from other nodes and are collected outside the store.
+    pub(crate) collected_bytes: AtomicUsize,
+    /// Notified when a lane has ended, or the map has changed: a lane may have to be opened.
+    pub(crate) changed: Notify,
+    /// The thread that puts maps in force.
+    pub(crate) thread: OnceLock<Thread>,
+}
+
+struct Maps {
+    in_force: Arc<Map>,
+    /// The map that will be in force next.
+    next: Option<Arc<Map>>,
+    /// All nodes that have been in a map.
+    peers: BTreeMap<String, Arc<Peer>>,
+}
+
+impl Ring {
+    /// Returns the ring of a node with `workers` workers, with the map of the settings in force.
+    /// Requests that a node has not executed when it ends wait `resume_within` for its successor.
+    pub(crate) fn new(settings: &RingSettings, workers: usize, resume_within: Duration) -> Ring {
+        let (own, map) = (settings.node.clone(), settings.map.clone());
+        let words = Arc::new(Words::new(&map, map.find(&own)));
+        let names = map.nodes().iter().map(|node| node.name.as_str()).filter(|name| *name != own);
+        let peers: BTreeMap<String, Arc<Peer>> =
+            names.map(|name| (name.to_owned(), Arc::new(Peer::new(name, workers)))).collect();
+        let limits = LaneLimits::new(settings.peer_timeout, resume_within);
+        let lanes = (0..workers).map(|worker| {
+            let mut lanes = Lanes::new(worker, words.clone(), map.clone(), limits);
+            lanes.set_map(map.clone(), &own, |name| peers[name].clone());
+            Lock::ranked(lanes, &LANES)
+        });
+        Ring {
+            lanes: lanes.collect(),
+            words,
+            version: map.version().into(),
+            maps: Lock::ranked(Maps { in_force: map, next: None, peers }, &RING),
+            is_purging: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
+            collected_bytes: AtomicUsize::new(0),
+            changed: Notify::new(),
+            thread: OnceLock::new(),
+            own,
+        }
+    }
+
+    /// Returns whether this node executes the requests for a slot.
+    #[inline]
+    pub(crate) fn owns(&self, slot: Slot) -> bool {
+        self.words.owns(slot)
+    }
+
+    /// Returns the lanes of a worker, which only that worker uses.
+    #[inline]
+    pub(crate) fn lanes(&self, worker: usize) -> Guard<'_, Lanes> {
+        self.lanes[worker].lock()
+    }
+
+    /// Returns the map in force.
+    pub(crate) fn map(&self) -> Arc<Map> {
+        self.maps.lock().in_force.clone()
+    }
+
+    /// Returns the version of the map in force.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Returns this node's index in a map.
+    pub(crate) fn own_index(&self, map: &Map) -> Option<NodeIndex> {
+        map.find(&self.own)
+    }
+
+    /// Returns the entry of a node that is or was in a map.
+    pub(crate) fn peer(&self, name: &str) -> Option<Arc<Peer>> {
+        self.maps.lock().peers.get(name).cloned()
+    }
+
+    /// Returns the entry of a node, which is made if there is none.
+    pub(crate) fn peer_or_new(&self, name: &str) -> Arc<Peer> {
+        let workers = self.lanes.len();
+        let peers = &mut self.maps.lock().peers;
+        peers.entry(name.to_owned()).or_insert_with(|| Arc::new(Peer::new(name, workers))).clone()
+    }
+
+    /// Requests that another map be put in force, which happens soon afterwards. The same map as the
+    /// latest one changes nothing.
+    ///
+    /// # Errors
+    /// Returns the reason why the map cannot be used, as a single line.
+    pub(crate) fn set_map(&self, map: Map) -> Result<(), String> {
+        let mut maps = self.maps.lock();
+        let latest = maps.next.as_ref().unwrap_or(&maps.in_force);
+        if **latest == map {
+            return Ok(());
+        }
+        if latest.ring() != map.ring() {
+            return Err(format!("the map is of the ring {}, not of {}", map.ring(), latest.ring()));
+        }
+        if map.version() <= latest.version() {
+            let (new, old) = (map.version(), latest.version());
+            return Err(format!(
+                "the map has version {new}, and differs from version {old}, which is in force"
+            ));
+        }
+        if self.own_index(&map).is_none() {
+            return Err(format!("the map has no node {}, which is this one", self.own));
+        }
+        maps.next = Some(Arc::new(map));
+        drop(maps);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+        Ok(())
+    }
+
+    /// Returns the map that is to be put in force.
+    pub(crate) fn next_map(&self) -> Option<Arc<Map>> {
+        self.maps.lock().next.clone()
+    }
+
+    /// Puts a map in force that each worker has received. From now on, no request for a slot begins
+    /// that is another node's; requests for slots that become this node's begin after
+    /// [`end_purge`](Self::end_purge). Returns whether that is necessary.
+    pub(crate) fn apply(&self, map: &Arc<Map>) -> bool {
+        let mut maps = self.maps.lock();
+        let has_changed = self.words.apply(map, self.own_index(map));
+        if has_changed {
+            self.is_purging.store(true, Ordering::Relaxed);
+        }
+        self.version.store(map.version(), Ordering::Relaxed);
+        maps.in_force = map.clone();
+        maps.next.take_if(|next| next.version() <= map.version());
+        drop(maps);
+        self.changed.notify_waiters();
+        has_changed
+    }
+
+    /// Returns whether items are to be removed whose slots are not this node's own.
+    pub(crate) fn is_purging(&self) -> bool {
+        self.is_purging.load(Ordering::Relaxed)
+    }
+
+    /// Records that items are to be removed whose slots are not this node's own.
+    pub(crate) fn begin_purge(&self) {
+        self.is_purging.store(true, Ordering::Relaxed);
+    }
+
+    /// Begins to execute requests for the slots that this node has been given. No item may be left
+    /// whose slot is not this node's own.
+    pub(crate) fn end_purge(&self) {
+        self.words.end_purge();
+        self.is_purging.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the mark of a store that has only items of this node's slots.
+    pub(crate) fn mark(&self) -> u64 {
+        let map = self.map();
+        // A map without this node is refused.
+        self.own_index(&map).map_or(1, |own| map.mark(own))
+    }
+
+    /// Returns the state for reports.
+    pub(crate) fn report(&self) -> RingReport {
+        let (map, peers) = {
+            let maps = self.maps.lock();
+            (maps.in_force.clone(), maps.peers.clone())
+        };
+        let others = map.nodes().iter().zip(map.counts()).filter(|(node, _)| node.name != self.own);
+        RingReport {
+            ring: map.ring().to_owned(),
+            node: self.own.clone(),
+            map: MapInForce { version: map.version(), digest: map.digest() },
+            own_slots: self.words.count(SlotState::Own),
+            purging_slots: self.words.count(SlotState::Purging),
+            is_purging: self.is_purging(),
+            peers: others.filter_map(|(node, slots)| Some(peers.get(&node.name)?.report(slots))).collect(),
+        }
+    }
+}

@@ -11,6 +11,7 @@ pub(crate) mod live;
 use crate::connections::{Attempts, CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
 use crate::locks::{BASELINE, CHANGES, INERT, Lock};
 use crate::process::Logging;
+use crate::ring::Ring;
 use crate::settings::size_classes::SizeClasses;
 use crate::settings::{InertSettings, Settings};
 use crate::telemetry::counters::{Counters, Totals};
@@ -33,7 +34,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// The server's shared state. Every part may be used from any thread.
@@ -89,6 +90,8 @@ pub(crate) struct Shared {
     pub(crate) arbiter: OnceLock<Arc<ArbiterMetrics>>,
     /// The thread that sweeps prefixes, set once the thread runs.
     pub(crate) sweeper: OnceLock<Thread>,
+    /// The ring to which the server belongs, if it belongs to one.
+    pub(crate) ring: Option<Ring>,
     /// The tracer, if requests are traced.
     pub(crate) tracer: OnceLock<Tracer>,
     /// One set of counters per worker.
@@ -172,6 +175,8 @@ impl Shared {
         if settings.insight.enabled {
             counters.iter().for_each(|worker| worker.next_sample.start());
         }
+        let resume_within = Duration::from_secs(settings.upgrade_timeout_secs);
+        let ring = settings.ring.as_deref().map(|ring| Ring::new(ring, settings.threads, resume_within));
         Shared {
             kv,
             clock,
@@ -198,6 +203,7 @@ impl Shared {
             objects: OnceLock::new(),
             arbiter: OnceLock::new(),
             sweeper: OnceLock::new(),
+            ring,
             tracer: OnceLock::new(),
             counters,
             baseline: Lock::ranked(Baseline::default(), &BASELINE),

@@ -143,15 +143,16 @@ impl LiveServer {
         shared.logging.configure(settings.log);
     }
 
-    /// Puts another map of the ring in force. The map must have a higher version than the one in
+    /// Puts another map of the ring in force soon after this call. The map must have a higher version than the one in
     /// force, unless it is the same.
     ///
     /// # Errors
     /// Returns the reason why the map cannot be used, as a single line. The earlier map then stays in
     /// force.
     pub fn set_map(&self, map: Map) -> Result<(), String> {
-        let _ = map;
-        todo!("with Ring::set_map")
+        let Some(shared) = self.shared.upgrade() else { return Ok(()) };
+        let ring = shared.ring.as_ref().ok_or("the server does not belong to a ring")?;
+        ring.set_map(map)
     }
 
     /// Returns the secrets of the ring, which can be replaced; `None` without a ring, and once the

@@ -374,6 +374,13 @@ impl Worker {
                 Command::Pause(pause) => self.pause(pause),
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
+                Command::OpenLane(_)
+                | Command::NoLane(_)
+                | Command::ServeLane(_)
+                | Command::EndLane(..)
+                | Command::Map(_)
+                | Command::Pass(_)
+                | Command::Tick => todo!("lanes"),
             }
         }
     }

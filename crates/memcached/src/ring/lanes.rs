@@ -1,0 +1,508 @@
+//! The lanes of one worker: its connections to the other nodes, as queues of requests and answers.
+//! The sockets are the worker's (`worker/lanes.rs`).
+
+use super::peers::{Peer, add};
+use super::words::Words;
+use cached_ring::wire::MESSAGE_BYTES_MAX;
+use cached_ring::{
+    Answer, Executed, Failed, Flags, Hostile, Map, NodeIndex, Outbound, RequestId, Slot, Waiter,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The interval of [`Lanes::tick`].
+pub(crate) const TICK: Duration = Duration::from_millis(250);
+
+/// A lane on which nothing was received for this number of ticks is asked for a sign of life.
+const PING_TICKS: u32 = 2;
+
+/// The node that executes the requests for a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// This node.
+    Own,
+    /// This node of the worker's map. It is this node itself while it removes the slot's earlier
+    /// items; the request is then refused as if the node was away.
+    Peer(NodeIndex),
+}
+
+/// A request on a lane. It stays valid until the request is answered or has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct LaneId {
+    /// The position among the worker's lanes.
+    lane: u16,
+    request: RequestId,
+}
+
+/// The reason why a request was not queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// There is no lane to the node.
+    Away(NodeIndex),
+    /// The lane has no room. The connection is woken once it has.
+    NoRoom(NodeIndex),
+}
+
+/// The reason why a request has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The node is away: the request was not executed.
+    Away,
+    /// The connection was lost: the request may have been executed.
+    Lost,
+    /// The node has another map, of this version, and has not executed the request.
+    NotMine(u64),
+}
+
+/// What has become of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome<'a> {
+    /// A reply, or a part of it: the next part comes after [`Lanes::more`].
+    Bytes { bytes: &'a [u8], last: bool },
+    /// There will be no reply.
+    Failed {
+        /// The client's own bytes: all, or the head of a request in parts; empty if a part of the
+        /// reply has been delivered.
+        own: &'a [u8],
+        flags: Flags,
+        why: Why,
+    },
+}
+
+/// What a lane does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LaneState {
+    /// There is no connection: requests are refused.
+    Away,
+    /// The worker has a connection.
+    Open,
+    /// The peer has ended the last connection in order, and has not executed what is queued: it waits
+    /// for the next connection, for this number of ticks.
+    Resuming { ticks: u32 },
+}
+
+/// The lane to one peer. It exists while the peer is in the map, whether it is open or not.
+struct Lane {
+    peer: Arc<Peer>,
+    state: LaneState,
+    /// Whether the peer is in the map.
+    is_wanted: bool,
+    outbound: Outbound,
+    /// The slots of connections that wait for room.
+    waiting: BTreeSet<u32>,
+    /// The number of ticks since something was received.
+    silent_ticks: u32,
+    /// When the PING without an answer was queued.
+    pinged: Option<Instant>,
+}
+
+/// What [`Lanes::tick`] finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pulse {
+    /// Nothing needs to be done.
+    Alive,
+    /// Nothing was received for too long, or no connection has come: the lane is lost.
+    Silent,
+    /// The peer is no longer in the map, and all requests are answered: the lane ends.
+    Unwanted,
+}
+
+/// The lanes of one worker. Only that worker uses them.
+pub(crate) struct Lanes {
+    worker: usize,
+    words: Arc<Words>,
+    map: Arc<Map>,
+    /// The position of each node's lane, by the node's index; `None` for this node.
+    of_node: Vec<Option<u16>>,
+    lanes: Vec<Lane>,
+    next_tag: u32,
+    is_dirty: bool,
+    /// The slots of connections that waited for room.
+    woken: Vec<u32>,
+    limits: LaneLimits,
+}
+
+/// The times after which a lane is given up, in ticks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaneLimits {
+    /// After this time without a byte, the lane is lost.
+    pub(super) silent_ticks: u32,
+    /// After this time, requests that were not executed no longer wait for the next lane.
+    pub(super) resume_ticks: u32,
+}
+
+impl LaneLimits {
+    pub(super) fn new(silent: Duration, resume: Duration) -> LaneLimits {
+        let ticks = |time: Duration| time.as_millis().div_ceil(TICK.as_millis()).max(1) as u32;
+        // One tick more than the time for a PING.
+        LaneLimits { silent_ticks: ticks(silent).max(PING_TICKS + 1), resume_ticks: ticks(resume) }
+    }
+}
+
+impl Lanes {
+    pub(super) fn new(worker: usize, words: Arc<Words>, map: Arc<Map>, limits: LaneLimits) -> Lanes {
+        Lanes {
+            worker,
+            words,
+            map,
+            of_node: Vec::new(),
+            lanes: Vec::new(),
+            next_tag: 0,
+            is_dirty: false,
+            woken: Vec::new(),
+            limits,
+        }
+    }
+
+    // ---- for connections ----
+
+    /// Returns the node that executes the requests for a slot. The result is used at once: another
+    /// map gives other indexes to nodes.
+    #[inline]
+    pub(crate) fn route(&self, slot: Slot) -> Route {
+        if self.words.owns(slot) { Route::Own } else { Route::Peer(self.map.owner(slot)) }
+    }
+
+    /// Returns the worker's map.
+    pub(crate) fn map(&self) -> &Arc<Map> {
+        &self.map
+    }
+
+    /// Returns all other nodes of the worker's map.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = NodeIndex> + use<> {
+        let of_node: Vec<bool> = self.of_node.iter().map(Option::is_some).collect();
+        (0..).zip(of_node).filter(|(_, is_peer)| *is_peer).map(|(index, _)| NodeIndex(index))
+    }
+
+    /// Returns a number that no other connection has which this worker serves.
+    pub(crate) fn next_tag(&mut self) -> u32 {
+        self.next_tag = self.next_tag.wrapping_add(1);
+        self.next_tag
+    }
+
+    /// Returns whether something was queued since [`take_dirty`](Self::take_dirty).
+    #[inline]
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.is_dirty
+    }
+
+    /// Queues a request, or its first part ([`Flags::PARTS`]), of at most [`MESSAGE_BYTES_MAX`] bytes
+    /// in all pieces together. `slot` is `None` for a request to every node. The answer comes to
+    /// [`Connection::answer`](crate::conn::Connection::answer).
+    ///
+    /// # Errors
+    /// Returns [`Refused`]; then nothing is queued.
+    pub(crate) fn request(
+        &mut self,
+        node: NodeIndex,
+        to: Waiter,
+        slot: Option<Slot>,
+        flags: Flags,
+        pieces: &[&[u8]],
+    ) -> Result<LaneId, Refused> {
+        let at = self.of_node.get(node.index()).copied().flatten().ok_or(Refused::Away(node))?;
+        let lane = &mut self.lanes[usize::from(at)];
+        if lane.state == LaneState::Away {
+            add(&lane.peer.counts(self.worker).away, 1);
+            return Err(Refused::Away(node));
+        }
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        debug_assert!((1..=MESSAGE_BYTES_MAX).contains(&bytes), "a request of {bytes} bytes");
+        if lane.outbound.room() < bytes || flags.has(Flags::PARTS) && !lane.outbound.may_open() {
+            lane.waiting.insert(to.slot);
+            return Err(Refused::NoRoom(node));
+        }
+        let request = lane.outbound.request(to, slot, flags, pieces);
+        self.is_dirty = true;
+        Ok(LaneId { lane: at, request })
+    }
+
+    /// Queues the next part of a request, of at most [`MESSAGE_BYTES_MAX`] bytes. A part of a request
+    /// that has failed is dropped.
+    ///
+    /// # Errors
+    /// Returns [`Refused::NoRoom`]; then nothing is queued, and the connection in `slot` is woken once
+    /// there is room.
+    pub(crate) fn part(&mut self, slot: u32, id: LaneId, bytes: &[u8], last: bool) -> Result<(), Refused> {
+        let lane = &mut self.lanes[usize::from(id.lane)];
+        if lane.outbound.room() < bytes.len() {
+            lane.waiting.insert(slot);
+            let node = self.map.find(&lane.peer.name).unwrap_or(NodeIndex(u16::MAX));
+            return Err(Refused::NoRoom(node));
+        }
+        lane.outbound.part(id.request, bytes, last);
+        self.is_dirty = true;
+        Ok(())
+    }
+
+    /// Asks for the next part of a reply.
+    pub(crate) fn more(&mut self, id: LaneId) {
+        self.lanes[usize::from(id.lane)].outbound.more(id.request);
+        self.is_dirty = true;
+    }
+
+    /// Says that the client of a request has gone.
+    pub(crate) fn forget(&mut self, id: LaneId) {
+        self.lanes[usize::from(id.lane)].outbound.forget(id.request);
+        self.is_dirty = true;
+    }
+
+    // ---- for the worker ----
+
+    /// Puts a map in force: `peer` returns the entry of a node by its name. Lanes to nodes that are no
+    /// longer in the map stay until their requests are answered.
+    pub(crate) fn set_map(&mut self, map: Arc<Map>, own: &str, mut peer: impl FnMut(&str) -> Arc<Peer>) {
+        self.lanes.iter_mut().for_each(|lane| lane.is_wanted = false);
+        self.of_node.clear();
+        for node in map.nodes() {
+            if node.name == own {
+                self.of_node.push(None);
+                continue;
+            }
+            let known = self.lanes.iter().position(|lane| lane.peer.name == node.name);
+            let unused = |lanes: &[Lane]| {
+                // A lane that is away has no request, so nothing refers to its position.
+                lanes.iter().position(|lane| !lane.is_wanted && lane.state == LaneState::Away)
+            };
+            let at = known.unwrap_or_else(|| {
+                let lane = Lane {
+                    peer: peer(&node.name),
+                    state: LaneState::Away,
+                    is_wanted: true,
+                    outbound: Outbound::new(),
+                    waiting: BTreeSet::new(),
+                    silent_ticks: 0,
+                    pinged: None,
+                };
+                // Lanes of nodes that occur later in the map are not marked as wanted yet.
+                let is_known = |lane: &Lane| map.find(&lane.peer.name).is_some();
+                match unused(&self.lanes).filter(|at| !is_known(&self.lanes[*at])) {
+                    Some(at) => {
+                        self.lanes[at] = lane;
+                        at
+                    }
+                    None => {
+                        self.lanes.push(lane);
+                        self.lanes.len() - 1
+                    }
+                }
+            });
+            self.lanes[at].is_wanted = true;
+            self.of_node.push(Some(at as u16));
+        }
+        self.map = map;
+    }
+
+    /// Returns the number of lanes, open or not.
+    pub(crate) fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Returns the peer of a lane.
+    pub(crate) fn peer(&self, lane: usize) -> &Arc<Peer> {
+        &self.lanes[lane].peer
+    }
+
+    /// Returns the position of the lane to a node of the map.
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
+        self.lanes.iter().position(|lane| lane.is_wanted && lane.peer.name == name)
+    }
+
+    /// Returns whether the lane has a connection.
+    pub(crate) fn is_open(&self, lane: usize) -> bool {
+        self.lanes.get(lane).is_some_and(|lane| lane.state == LaneState::Open)
+    }
+
+    /// Returns whether requests wait for the next connection of the lane.
+    pub(crate) fn is_resuming(&self, lane: usize) -> bool {
+        matches!(self.lanes[lane].state, LaneState::Resuming { .. })
+    }
+
+    /// Returns the number of requests that are not answered.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.outbound.in_flight()).sum()
+    }
+
+    /// Begins a lane whose connection has just been opened. It must not be open.
+    pub(crate) fn open(&mut self, lane: usize) {
+        let worker = self.worker;
+        let lane = &mut self.lanes[lane];
+        debug_assert_ne!(lane.state, LaneState::Open);
+        add(&lane.peer.counts(worker).resent, lane.outbound.in_flight() as u64);
+        lane.state = LaneState::Open;
+        (lane.silent_ticks, lane.pinged) = (0, None);
+        // The first PING tells the time of the round trip, and brings the first report.
+        ping(lane);
+        self.is_dirty = true;
+    }
+
+    /// Delivers what the peer has sent, and returns the number of bytes used.
+    ///
+    /// # Errors
+    /// Returns [`Hostile`], after which the lane must be lost.
+    pub(crate) fn received(
+        &mut self,
+        lane: usize,
+        fresh: usize,
+        bytes: &[u8],
+        each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>),
+    ) -> Result<usize, Hostile> {
+        let at = lane as u16;
+        let lane = &mut self.lanes[lane];
+        lane.silent_ticks = 0;
+        let (mut done, mut not_mine) = (0, 0);
+        let used = lane.outbound.received(bytes, &mut |to, request, answer| {
+            let id = LaneId { lane: at, request };
+            let outcome = match answer {
+                Answer::Bytes { bytes, last } => {
+                    done += u64::from(last);
+                    Outcome::Bytes { bytes, last }
+                }
+                Answer::NotMine { map_version, flags, own } => {
+                    not_mine += 1;
+                    Outcome::Failed { own, flags, why: Why::NotMine(map_version) }
+                }
+            };
+            each(to, id, outcome);
+        });
+        let counts = lane.peer.counts(self.worker);
+        add(&counts.received_bytes, fresh as u64);
+        add(&counts.done, done);
+        if not_mine > 0 {
+            add(&counts.not_mine, not_mine);
+        }
+        counts.in_flight.store(lane.outbound.in_flight() as u64, Ordering::Relaxed);
+        if lane.pinged.is_some()
+            && let Some((_, report)) = lane.outbound.take_pong()
+            && let Some(pinged) = lane.pinged.take()
+        {
+            lane.peer.set_pong(pinged.elapsed(), report);
+        }
+        self.wake_if_room(at.into());
+        used
+    }
+
+    /// Returns whether the peer has ended the lane in order, so that it [ends](Self::end).
+    pub(crate) fn has_said_bye(&self, lane: usize) -> bool {
+        self.lanes[lane].outbound.is_ended()
+    }
+
+    /// Ends a lane whose connection is closed. After the peer's BYE, requests that were not executed
+    /// wait for the next lane; all others fail, and `each` is called for them.
+    pub(crate) fn end(&mut self, lane: usize, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
+        self.close(lane, true, each);
+    }
+
+    /// Ends a lane, and fails all its requests.
+    pub(crate) fn lose(&mut self, lane: usize, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
+        self.close(lane, false, each);
+    }
+
+    fn close(&mut self, at: usize, resumes: bool, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
+        let (worker, limits) = (self.worker, self.limits);
+        let lane = &mut self.lanes[at];
+        let (mut lost, mut away) = (0, 0);
+        let mut fail = |failed: Failed<'_>| {
+            let Failed { to, id: request, flags, own, executed } = failed;
+            let why = match executed {
+                Executed::No => Why::Away,
+                Executed::Maybe | Executed::Partly => Why::Lost,
+            };
+            *(if why == Why::Away { &mut away } else { &mut lost }) += 1;
+            each(to, LaneId { lane: at as u16, request }, Outcome::Failed { own, flags, why });
+        };
+        let resumes = resumes && lane.outbound.is_ended() && lane.is_wanted;
+        match resumes {
+            true => lane.outbound.resume(&mut fail),
+            false => lane.outbound.lost(&mut fail),
+        }
+        lane.state = match resumes {
+            true => LaneState::Resuming { ticks: limits.resume_ticks },
+            false => LaneState::Away,
+        };
+        let counts = lane.peer.counts(worker);
+        add(&counts.lost, lost);
+        add(&counts.away, away);
+        counts.in_flight.store(lane.outbound.in_flight() as u64, Ordering::Relaxed);
+        lane.peer.set_open(worker, false);
+        // They are refused now, or the next lane has room for them.
+        self.woken.extend(std::mem::take(&mut lane.waiting));
+    }
+
+    /// Ends the time in which requests wait for the next lane: they fail.
+    pub(crate) fn give_up(&mut self, lane: usize, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
+        if self.is_resuming(lane) {
+            self.close(lane, false, each);
+        }
+    }
+
+    /// Looks after a lane. Called every [`TICK`].
+    pub(crate) fn tick(&mut self, at: usize) -> Pulse {
+        let LaneLimits { silent_ticks, .. } = self.limits;
+        let lane = &mut self.lanes[at];
+        match &mut lane.state {
+            LaneState::Away => Pulse::Alive,
+            LaneState::Resuming { ticks: 0 } => Pulse::Silent,
+            LaneState::Resuming { ticks } => {
+                *ticks -= 1;
+                Pulse::Alive
+            }
+            LaneState::Open if !lane.is_wanted && lane.outbound.in_flight() == 0 => Pulse::Unwanted,
+            LaneState::Open => {
+                lane.silent_ticks += 1;
+                if lane.silent_ticks > silent_ticks {
+                    return Pulse::Silent;
+                }
+                if lane.silent_ticks >= PING_TICKS {
+                    ping(lane);
+                    self.is_dirty = true;
+                }
+                Pulse::Alive
+            }
+        }
+    }
+
+    /// Returns the bytes that wait to be sent on a lane, in two slices.
+    pub(crate) fn unsent(&self, lane: usize) -> (&[u8], &[u8]) {
+        self.lanes[lane].outbound.unsent()
+    }
+
+    /// Records that the socket has taken bytes of a lane.
+    pub(crate) fn sent(&mut self, lane: usize, bytes: usize) {
+        let worker = self.worker;
+        let Lane { outbound, peer, .. } = &mut self.lanes[lane];
+        outbound.sent(bytes);
+        let counts = peer.counts(worker);
+        add(&counts.sent_bytes, bytes as u64);
+        counts.in_flight.store(outbound.in_flight() as u64, Ordering::Relaxed);
+        self.wake_if_room(lane);
+    }
+
+    /// Notes that the caller is about to send everything that was queued.
+    pub(crate) fn take_dirty(&mut self) -> bool {
+        std::mem::take(&mut self.is_dirty)
+    }
+
+    /// Returns the slots of connections that have waited for room, each of which may try again.
+    pub(crate) fn take_woken(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.woken)
+    }
+
+    #[inline]
+    fn wake_if_room(&mut self, lane: usize) {
+        let lane = &mut self.lanes[lane];
+        if !lane.waiting.is_empty() && lane.outbound.is_below_half() {
+            self.woken.extend(std::mem::take(&mut lane.waiting));
+        }
+    }
+}
+
+/// Queues a PING, unless one is not answered.
+fn ping(lane: &mut Lane) {
+    if lane.pinged.is_none() {
+        lane.pinged = Some(Instant::now());
+        lane.outbound.ping(u64::from(lane.silent_ticks));
+    }
+}

@@ -1,0 +1,204 @@
+//! What is known about each other node of the ring, and counted of it.
+
+use crate::locks::{Lock, PEERS};
+use cached_ring::Report;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Another node of the ring. A node that leaves the map and returns has the same counts as before.
+pub(crate) struct Peer {
+    /// The node's name.
+    pub(crate) name: String,
+    /// The counts of each worker, which alone changes them.
+    workers: Box<[PeerCounts]>,
+    told: Lock<Told>,
+}
+
+/// What one worker counts of a peer.
+#[repr(align(128))]
+#[derive(Default)]
+pub(crate) struct PeerCounts {
+    /// Whether the worker has a lane to the peer, or is being given one.
+    pub(super) is_open: AtomicBool,
+    /// Requests that are not answered.
+    pub(super) in_flight: AtomicU64,
+    /// Requests that the peer has answered.
+    pub(super) done: AtomicU64,
+    /// Requests that the peer has refused, because its map gives their slots to another node.
+    pub(super) not_mine: AtomicU64,
+    /// Requests that were not answered before their lane was lost.
+    pub(super) lost: AtomicU64,
+    /// Requests for which there was no lane.
+    pub(super) away: AtomicU64,
+    /// Requests sent again, on the next lane, after a peer had ended one in order.
+    pub(super) resent: AtomicU64,
+    /// Bytes sent to the peer on the worker's lane.
+    pub(super) sent_bytes: AtomicU64,
+    /// Bytes received from the peer on the worker's lane.
+    pub(super) received_bytes: AtomicU64,
+    /// Lanes of the peer that the worker serves.
+    pub(crate) inbound_lanes: AtomicU64,
+    /// Requests of the peer that the worker has executed.
+    pub(crate) inbound_requests: AtomicU64,
+    /// Bytes that the peer has sent on its lanes.
+    pub(crate) inbound_received_bytes: AtomicU64,
+    /// Bytes sent to the peer on its lanes.
+    pub(crate) inbound_sent_bytes: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(crate) fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+/// What a peer has said about itself.
+#[derive(Debug, Clone, Copy, Default)]
+struct Told {
+    map: Option<MapInForce>,
+    clock_ms: Option<i64>,
+    round_trip: Option<Duration>,
+    report: Option<Report>,
+}
+
+/// The map that a node has in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MapInForce {
+    pub(crate) version: u64,
+    pub(crate) digest: u64,
+}
+
+impl Peer {
+    pub(super) fn new(name: &str, workers: usize) -> Peer {
+        Peer {
+            name: name.to_owned(),
+            workers: (0..workers).map(|_| PeerCounts::default()).collect(),
+            told: Lock::ranked(Told::default(), &PEERS),
+        }
+    }
+
+    /// Returns the counts of a worker.
+    #[inline]
+    pub(crate) fn counts(&self, worker: usize) -> &PeerCounts {
+        &self.workers[worker]
+    }
+
+    /// Returns whether a worker has a lane to the peer, or is being given one.
+    pub(crate) fn is_open(&self, worker: usize) -> bool {
+        self.workers[worker].is_open.load(Ordering::Acquire)
+    }
+
+    /// Records whether a worker has a lane to the peer. Who opens one records it before the worker
+    /// receives it, and the worker records its end.
+    pub(crate) fn set_open(&self, worker: usize, is_open: bool) {
+        self.workers[worker].is_open.store(is_open, Ordering::Release);
+    }
+
+    /// Records what the peer has said at the start of a lane: its map, and by how many milliseconds
+    /// its clock is ahead.
+    pub(crate) fn set_hello(&self, map: MapInForce, clock_ms: i64) {
+        let mut told = self.told.lock();
+        (told.map, told.clock_ms) = (Some(map), Some(clock_ms));
+    }
+
+    /// Records a PONG.
+    pub(super) fn set_pong(&self, round_trip: Duration, report: Report) {
+        let mut told = self.told.lock();
+        (told.round_trip, told.report) = (Some(round_trip), Some(report));
+    }
+
+    fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {
+        self.workers.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Returns the state of the peer, which owns `slots` slots.
+    pub(super) fn report(&self, slots: usize) -> PeerReport {
+        let Told { map, clock_ms, round_trip, report } = *self.told.lock();
+        PeerReport {
+            name: self.name.clone(),
+            slots,
+            lanes: (0..self.workers.len()).filter(|worker| self.is_open(*worker)).count(),
+            lanes_max: self.workers.len(),
+            in_flight: self.sum(|counts| &counts.in_flight),
+            done: self.sum(|counts| &counts.done),
+            not_mine: self.sum(|counts| &counts.not_mine),
+            lost: self.sum(|counts| &counts.lost),
+            away: self.sum(|counts| &counts.away),
+            resent: self.sum(|counts| &counts.resent),
+            sent_bytes: self.sum(|counts| &counts.sent_bytes),
+            received_bytes: self.sum(|counts| &counts.received_bytes),
+            inbound_lanes: self.sum(|counts| &counts.inbound_lanes),
+            inbound_requests: self.sum(|counts| &counts.inbound_requests),
+            inbound_received_bytes: self.sum(|counts| &counts.inbound_received_bytes),
+            inbound_sent_bytes: self.sum(|counts| &counts.inbound_sent_bytes),
+            map,
+            clock_ms,
+            round_trip,
+            report,
+        }
+    }
+}
+
+/// The state of the ring at this node, for reports.
+#[derive(Debug, Clone)]
+pub(crate) struct RingReport {
+    /// The name of the ring.
+    pub(crate) ring: String,
+    /// The name of this node.
+    pub(crate) node: String,
+    /// The map in force.
+    pub(crate) map: MapInForce,
+    /// The number of slots whose requests this node executes.
+    pub(crate) own_slots: usize,
+    /// The number of slots that this node has been given, and from which it removes earlier items.
+    /// Until then, requests for them are answered as if their owner was away.
+    pub(crate) purging_slots: usize,
+    /// Whether items of slots are being removed that are not, or have not always been, this node's.
+    pub(crate) is_purging: bool,
+    /// The other nodes of the map, in the order of their names.
+    pub(crate) peers: Vec<PeerReport>,
+}
+
+/// The state of another node, as this node knows it.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerReport {
+    /// The name of the node.
+    pub(crate) name: String,
+    /// The number of slots that it owns in this node's map.
+    pub(crate) slots: usize,
+    /// The number of lanes to it.
+    pub(crate) lanes: usize,
+    /// The number of lanes to it if each worker has its own: the node is away if there is none.
+    pub(crate) lanes_max: usize,
+    /// Requests passed to it that are not answered.
+    pub(crate) in_flight: u64,
+    /// Requests that it has answered.
+    pub(crate) done: u64,
+    /// Requests that it has refused, because its map gives their slots to another node.
+    pub(crate) not_mine: u64,
+    /// Requests that were not answered before their lane was lost.
+    pub(crate) lost: u64,
+    /// Requests for which there was no lane.
+    pub(crate) away: u64,
+    /// Requests sent again, on the next lane, after it had ended one in order.
+    pub(crate) resent: u64,
+    /// Bytes sent on lanes to it.
+    pub(crate) sent_bytes: u64,
+    /// Bytes received on lanes to it.
+    pub(crate) received_bytes: u64,
+    /// The number of its lanes to this node.
+    pub(crate) inbound_lanes: u64,
+    /// The number of its requests that this node has executed.
+    pub(crate) inbound_requests: u64,
+    /// Bytes received on its lanes.
+    pub(crate) inbound_received_bytes: u64,
+    /// Bytes sent on its lanes.
+    pub(crate) inbound_sent_bytes: u64,
+    /// Its map when the last lane was opened; `None` before the first.
+    pub(crate) map: Option<MapInForce>,
+    /// By how many milliseconds its clock was ahead when the last lane was opened.
+    pub(crate) clock_ms: Option<i64>,
+    /// The time of the last ping.
+    pub(crate) round_trip: Option<Duration>,
+    /// What it has last reported about itself.
+    pub(crate) report: Option<Report>,
+}

@@ -1,0 +1,79 @@
+//! Which slots are this node's own, as one byte for each slot, which every request reads.
+//!
+//! ```text
+//!          the map gives the slot to this node          its items are removed
+//!   Away ────────────────────────────────────► Purging ───────────────────────► Own
+//!     ▲                                           │                              │
+//!     └───────────────────────────────────────────┴──────────────────────────────┘
+//!                        the map gives the slot to another node
+//! ```
+//! A request is executed only if the slot of its key is `Own`; a value that arrives in pieces is
+//! asked for again when it is stored. So once each worker has completed the request that it was
+//! executing, nothing is stored in a slot that is not `Own`.
+
+use cached_ring::{Map, NodeIndex, SLOTS, Slot};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// The state of a slot at this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SlotState {
+    /// The slot belongs to another node.
+    Away = 0,
+    /// The slot belongs to this node, which removes the items that it has had in the slot earlier:
+    /// in the meantime, the slot may have belonged to another node.
+    Purging = 1,
+    /// This node executes the requests for the slot.
+    Own = 2,
+}
+
+/// The state of each slot.
+pub(crate) struct Words(Box<[AtomicU8]>);
+
+impl Words {
+    /// Returns the states at the start of a node: its slots in the map are its own.
+    pub(super) fn new(map: &Map, own: Option<NodeIndex>) -> Words {
+        let state = |slot| if Some(map.owner(slot)) == own { SlotState::Own } else { SlotState::Away };
+        Words(Slot::all().map(|slot| AtomicU8::new(state(slot) as u8)).collect())
+    }
+
+    /// Returns whether requests for the slot may be executed.
+    #[inline]
+    pub(crate) fn owns(&self, slot: Slot) -> bool {
+        self.0[usize::from(slot.number()) % SLOTS].load(Ordering::Acquire) == SlotState::Own as u8
+    }
+
+    /// Returns the number of slots in a state.
+    pub(super) fn count(&self, state: SlotState) -> usize {
+        self.0.iter().filter(|word| word.load(Ordering::Relaxed) == state as u8).count()
+    }
+
+    /// Puts a map in force. Slots of other nodes are `Away` when this returns. Slots that become this
+    /// node's are `Purging`. Returns whether any slot has changed its state.
+    pub(super) fn apply(&self, map: &Map, own: Option<NodeIndex>) -> bool {
+        let mut has_changed = false;
+        for (slot, word) in Slot::all().zip(&self.0) {
+            let is_away = word.load(Ordering::Relaxed) == SlotState::Away as u8;
+            let is_own = Some(map.owner(slot)) == own;
+            if is_away == is_own {
+                let state = if is_own { SlotState::Purging } else { SlotState::Away };
+                word.store(state as u8, Ordering::Release);
+                has_changed = true;
+            }
+        }
+        has_changed
+    }
+
+    /// Makes each slot `Own` that is `Purging`. Its items must have been removed.
+    pub(super) fn end_purge(&self) {
+        for word in &self.0 {
+            // Fails for a slot in another state, which keeps it.
+            let _ = word.compare_exchange(
+                SlotState::Purging as u8,
+                SlotState::Own as u8,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+        }
+    }
+}
