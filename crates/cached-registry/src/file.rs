@@ -15,6 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use named_file::FileError;
 use tokio::sync::watch;
 
 use crate::document::{Changes, Document, Event, Key, Listing, Revision, VALUE_BYTES_MAX};
@@ -129,13 +130,26 @@ impl Loaded {
     }
 }
 
+/// Returns the values of the documents in a file, for a program that needs no registry: TOML, of
+/// which each key is a document.
+///
+/// # Errors
+/// Returns [`Error::Invalid`] for a mistake in the file or in its path, and [`Error::Unavailable`] if
+/// a disk or the system fails to read it.
+pub fn documents(path: &Path) -> Result<BTreeMap<Key, Bytes>> {
+    read(path).map(|(values, _)| values)
+}
+
 /// Returns the values in the file, and the time at which the file was changed, in microseconds.
 fn read(path: &Path) -> Result<(BTreeMap<Key, Bytes>, Revision)> {
     let mistake = |why: &str| Error::Invalid(format!("{}: {why}", path.display()).into());
-    let file =
-        named_file::open(path, named_file::Kinds::Regular).map_err(|error| mistake(&error.to_string()))?;
+    let unread = |error: FileError| match error.is_mistake() {
+        true => mistake(&error.to_string()),
+        false => Error::Unavailable(format!("{}: {error}", path.display()).into()),
+    };
+    let file = named_file::open(path, named_file::Kinds::Regular).map_err(unread)?;
     let micros = file.metadata.mtime() * 1_000_000 + file.metadata.mtime_nsec() / 1000;
-    let text = file.text().map_err(|error| mistake(&error.to_string()))?;
+    let text = file.text().map_err(unread)?;
     let values: BTreeMap<String, serde_json::Value> =
         toml::from_str(&text).map_err(|error| mistake(error.message().lines().next().unwrap_or_default()))?;
     let documents: Result<BTreeMap<Key, Bytes>> = values

@@ -57,4 +57,5 @@ pub use document::{
     Listing, Revision, VALUE_BYTES_MAX,
 };
 pub use error::{Error, Reason, Result};
+pub use file::documents;
 pub use registry::{Registry, Watch};

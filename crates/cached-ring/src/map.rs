@@ -250,6 +250,47 @@ impl Map {
         before.gained(self, node)
     }
 
+    /// Checks that the running node `node` may replace the map `before` by this one.
+    ///
+    /// # Errors
+    /// Returns the reason: another ring, a version that is not higher although the maps differ, or a
+    /// map without the node.
+    pub fn check_successor(&self, before: &Map, node: &str) -> Result<(), MapError> {
+        if self == before {
+            return Ok(());
+        }
+        let (ring, new, old) = (&self.ring, self.version, before.version);
+        if *ring != before.ring {
+            let earlier = &before.ring;
+            return Err(MapError::new(format_args!("the ring is {ring}; it must be {earlier}, as before")));
+        }
+        if new <= old {
+            return Err(MapError::new(format_args!(
+                "ring/{ring}/meta: version: is {new}; it must be above {old}, the version in force, because the map \
+                 differs"
+            )));
+        }
+        self.check_node(node)
+    }
+
+    /// Checks that the node `node` is part of the map.
+    ///
+    /// # Errors
+    /// Returns a line with the nodes of the map.
+    pub fn check_node(&self, node: &str) -> Result<(), MapError> {
+        if self.find(node).is_some() {
+            return Ok(());
+        }
+        /// The maximum number of names in the line.
+        const SHOWN_MAX: usize = 8;
+        let names: Vec<&str> = self.nodes.iter().take(SHOWN_MAX).map(|node| node.name.as_str()).collect();
+        let more = if self.nodes.len() > SHOWN_MAX { ", …" } else { "" };
+        let (ring, names) = (&self.ring, names.join(", "));
+        Err(MapError::new(format_args!(
+            "ring/{ring}/nodes/{node}: is missing; the map has the nodes {names}{more}"
+        )))
+    }
+
     /// Returns a number that two maps share only if they are equal, apart from rare coincidences: for
     /// the detection of maps that differ, not against forgery.
     #[must_use]
@@ -432,6 +473,22 @@ mod tests {
         assert_eq!(one.mark(a), map(9, &["a", "z"]).mark(a));
         assert_eq!(one.mark(b), other_address.mark(b));
         assert!(one.mark(a) != other_owner.mark(a) && one.mark(a) != one.mark(b) && one.mark(a) > 1);
+    }
+
+    #[test]
+    fn a_map_is_replaced_by_one_of_the_same_ring_with_a_higher_version() {
+        let before = map(7, &["a", "b"]);
+        let check =
+            |after: &Map, node| after.check_successor(&before, node).map_err(|error| error.to_string());
+        assert_eq!(check(&before, "a"), Ok(()));
+        assert_eq!(check(&map(8, &["a", "c"]), "a"), Ok(()));
+        let same = "ring/main/meta: version: is 7; it must be above 7, the version in force, because the map differs";
+        assert_eq!(check(&map(7, &["a", "c"]), "a").unwrap_err(), same);
+        assert!(check(&map(6, &["a", "b"]), "a").is_err());
+        let gone = "ring/main/nodes/b: is missing; the map has the nodes a, c";
+        assert_eq!(check(&map(8, &["a", "c"]), "b").unwrap_err(), gone);
+        let other = Map { ring: "other".into(), ..map(8, &["a", "b"]) };
+        assert_eq!(check(&other, "a").unwrap_err(), "the ring is other; it must be main, as before");
     }
 
     #[test]

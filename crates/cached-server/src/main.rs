@@ -82,7 +82,7 @@ fn trouble(cause: impl std::fmt::Display) -> Failure {
 /// After that, the order is memcached's: operations that require root precede the drop of root's
 /// privileges; sockets and files come afterwards.
 fn serve(
-    config: Config,
+    mut config: Config,
     arguments: Vec<OsString>,
     inherited: Vec<OwnedFd>,
     mut take_over: Option<TakeOver>,
@@ -90,10 +90,11 @@ fn serve(
 ) -> Result<(), Failure> {
     let program = Program::of_this_process(&arguments);
     let signals = Signals::take_over().map_err(trouble)?;
-    let settings = &config.settings;
     // The files are read before the user changes, because only root may be able to read them.
     let loaded = config.load()?;
-    let Loaded { secrets, tokens, tls, admin_tls, listeners, s3_tls, s3_secrets } = loaded;
+    let Loaded { secrets, tokens, ring, tls, admin_tls, listeners, s3_tls, s3_secrets } = loaded;
+    config.join(ring);
+    let settings = &config.settings;
     let http_keys = listeners.http_keys.clone();
     let secret_warnings = config.secret_warnings();
     if settings.core_dumps {

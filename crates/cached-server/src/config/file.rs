@@ -2,6 +2,7 @@
 
 use super::Config;
 use super::memcached::MemcachedTable;
+use super::ring::RingTable;
 #[cfg(feature = "sidecar")]
 use super::s3::S3Table;
 use cached_admin::AdminTable;
@@ -28,6 +29,8 @@ pub struct File {
     process: ProcessTable,
     log: LogTable,
     pub(crate) memcached: MemcachedTable,
+    /// The ring of nodes to which the server belongs, if it belongs to one.
+    pub(crate) ring: Option<RingTable>,
     insight: InsightTable,
     /// The object cache, if one is configured.
     pub objects: Option<ObjectsTable>,
@@ -95,6 +98,7 @@ impl File {
     /// Checks the tables, and returns the settings.
     fn check(&self) -> Result<Settings, ConfigError> {
         let settings = self.settings()?;
+        self.ring.as_ref().map_or(Ok(()), RingTable::check)?;
         self.objects.as_ref().map_or(Ok(()), ObjectsTable::check)?;
         self.admin.as_ref().map_or(Ok(()), AdminTable::check)?;
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;

@@ -13,7 +13,7 @@
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole, and its small tables: `[process]`, `[insight]`, `[shared_memory]` |
-//! | `memcached`, `s3` | `[memcached]`; `[s3]` |
+//! | `memcached`, `ring`, `s3` | `[memcached]`; `[ring]` and its map; `[s3]` |
 //!
 //! [`Config::load`] reads every file that the configuration names, and refuses everything that the
 //! startup would refuse. `--check-config` performs exactly the same checks; neither takes a lock,
@@ -21,6 +21,7 @@
 
 mod file;
 mod memcached;
+pub(crate) mod ring;
 #[cfg(feature = "sidecar")]
 mod s3;
 #[cfg(test)]
@@ -47,10 +48,11 @@ use cached_admin::Tokens;
 use cached_config::{Listening, check_addresses, load_tls, secret_warning};
 use cached_core::arena::ArenaFile;
 use cached_memcached::exit_of_memory_file;
-use cached_memcached::settings::{ListenAddress, Settings};
+use cached_memcached::settings::{ListenAddress, RingSettings, Settings};
 use cached_objects::is_elected;
 use cached_process::{Exit, Failure};
 use cached_tls::ServerTls;
+use ring::RingTable;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -77,7 +79,14 @@ impl Config {
         let store = self.store().and_then(BackendTable::secret_file).and_then(secret_warning);
         let admin = self.file.admin.as_ref().and_then(|table| secret_warning(&table.token_file));
         let passwords = self.settings.auth.warnings();
-        listener.into_iter().chain(store).chain(admin).chain(passwords).collect()
+        let ring = self.file.ring.iter().flat_map(RingTable::secret_warnings);
+        listener.into_iter().chain(store).chain(admin).chain(passwords).chain(ring).collect()
+    }
+
+    /// Adds what [`load`](Config::load) has read of the ring to the settings.
+    pub fn join(&mut self, ring: Option<RingSettings>) {
+        self.settings.notes.extend(ring.iter().flat_map(ring::warnings));
+        self.settings.ring = ring.map(Arc::new);
     }
 
     /// Returns the number of descriptors that connections and the object cache may need.
@@ -95,7 +104,9 @@ impl Config {
         #[cfg(not(feature = "sidecar"))]
         let s3 = 0;
         let http = self.http().map_or(0, |table| table.descriptors_max() as usize);
-        self.settings.connections_max + objects + store + nbd + http + admin + s3
+        let ring = self.file.ring.as_ref().zip(self.settings.ring.as_ref());
+        let ring = ring.map_or(0, |(table, ring)| table.descriptors_max(&ring.map, self.settings.threads));
+        self.settings.connections_max + objects + store + nbd + http + admin + s3 + ring
     }
 
     /// Returns the tables of the object service, if there is one.
@@ -130,6 +141,8 @@ pub struct Loaded {
     pub secrets: Secrets,
     /// The tokens of the admin listener.
     pub tokens: Option<Tokens>,
+    /// The ring to which the server belongs, if it belongs to one.
+    pub ring: Option<RingSettings>,
     /// The certificates for memcached's protocols.
     pub tls: Option<Arc<ServerTls>>,
     /// The certificates of the admin listener.
@@ -158,7 +171,10 @@ impl Config {
             let mistake = |error| self.mistake(ConfigError::new("process.user", error), Exit::NoUser);
             found.map_err(mistake)?;
         }
-        check_addresses(&self.addresses()).map_err(|error| self.mistake(error, Exit::Usage))?;
+        let ring = self.file.ring.as_ref().map(|table| table.load(settings)).transpose();
+        let ring = ring.map_err(|error| self.mistake(error, Exit::Configuration))?;
+        let addresses = self.addresses(ring.as_ref());
+        check_addresses(&addresses).map_err(|error| self.mistake(error, Exit::Usage))?;
         settings.auth.load().map_err(|error| self.mistake(error, Exit::FlagValue))?;
         let tls = settings.load_tls().map_err(|error| self.mistake(error, Exit::Usage))?;
         if let Some(path) = &settings.memory_file {
@@ -168,11 +184,15 @@ impl Config {
                 self.mistake(error, Exit::Usage)
             })?;
         }
-        self.load_others(tls).map_err(|error| self.mistake(error, Exit::Configuration))
+        self.load_others(tls, ring).map_err(|error| self.mistake(error, Exit::Configuration))
     }
 
-    /// Loads the files that no flag can name.
-    fn load_others(&self, tls: Option<Arc<ServerTls>>) -> Result<Loaded, ConfigError> {
+    /// Loads the other files that no flag can name.
+    fn load_others(
+        &self,
+        tls: Option<Arc<ServerTls>>,
+        ring: Option<RingSettings>,
+    ) -> Result<Loaded, ConfigError> {
         let File { objects, nbd, admin, .. } = &self.file;
         objects.as_ref().map_or(Ok(()), ObjectsTable::check_files)?;
         let http = self.http();
@@ -185,6 +205,7 @@ impl Config {
             listeners,
             secrets: self.file.secrets()?,
             tokens: admin.as_ref().map_or(Ok(None), AdminTable::tokens)?,
+            ring,
             tls,
             admin_tls: admin.as_ref().map_or(Ok(None), AdminTable::load_tls)?,
             #[cfg(feature = "sidecar")]
@@ -214,7 +235,7 @@ impl Config {
     }
 
     /// Returns the addresses of all listeners.
-    fn addresses(&self) -> Vec<Listening> {
+    fn addresses(&self, ring: Option<&RingSettings>) -> Vec<Listening> {
         let settings = &self.settings;
         let host = |address: &ListenAddress| address.host.clone();
         let tcp = settings
@@ -227,6 +248,7 @@ impl Config {
             .map(|address| Listening::udp("memcached.udp_listen", host(address).as_deref(), address.port));
         let unix = settings.unix_path.iter().map(|path| Listening::unix("memcached.unix_path", path));
         let mut all: Vec<Listening> = tcp.chain(udp).chain(unix).collect();
+        all.extend(ring.into_iter().flat_map(ring::listening));
         let File { synapse, nbd, admin, .. } = &self.file;
         all.extend(synapse.iter().flat_map(SynapseTable::listening));
         all.extend(nbd.iter().flat_map(NbdTable::listening));

@@ -32,7 +32,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         (
             "\n[memcachd]",
             "cached.toml:2: memcachd: unknown field `memcachd` (did you mean `memcached`?), expected one of `process`, `log`, \
-             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `registry`, `volumes`, `nbd`, `s3`, `admin`, `tracing`",
+             `memcached`, `ring`, `insight`, `objects`, `shared_memory`, `synapse`, `registry`, `volumes`, `nbd`, `s3`, `admin`, `tracing`",
         ),
         (
             "[memcached]\nthreads = \"four\"",

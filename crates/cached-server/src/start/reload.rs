@@ -10,13 +10,15 @@ use cached_config::{ConfigError, HttpTable, LIVE_KEYS, parse_config, read_config
 use cached_memcached::LiveServer;
 use cached_objects::ReloadObjects;
 use cached_process::reload::{Program, Source};
+use cached_ring::Map;
 use parking_lot::Mutex;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use toml::Table;
 
 /// The configuration keys, of `cached` only, whose values can change at run time.
-const SERVER_LIVE_KEYS: [&str; 15] = [
+const SERVER_LIVE_KEYS: [&str; 17] = [
     "memcached.connections_max",
     "memcached.connections_excess",
     "memcached.connection_bytes_max",
@@ -27,6 +29,8 @@ const SERVER_LIVE_KEYS: [&str; 15] = [
     "memcached.dump_commands",
     "memcached.watch_command",
     "memcached.shutdown_command",
+    "ring.secret_file",
+    "ring.secret_file_previous",
     "insight.slow_request_ms",
     "s3.fresh_secs",
     "s3.stale_if_error_secs",
@@ -39,7 +43,9 @@ pub struct Cached {
     arguments: Vec<OsString>,
     path: Option<PathBuf>,
     in_force: Mutex<File>,
-    /// The descriptors for connections of the object cache's listener.
+    /// The map of the ring, if the server belongs to one.
+    map: Mutex<Option<Arc<Map>>>,
+    /// The descriptors for connections of the object cache's listener and between nodes.
     descriptors_at_start: usize,
     parts: LiveParts,
 }
@@ -66,15 +72,24 @@ impl Cached {
     /// Returns the program that was started with `arguments` and runs with `config`.
     pub fn new(arguments: Vec<OsString>, config: &Config, parts: LiveParts) -> Cached {
         let in_force = Mutex::new(File::from(config));
-        let descriptors_at_start =
-            config.file.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
-        Cached { arguments, path: config.path.clone(), in_force, descriptors_at_start, parts }
+        let map = config.settings.ring.as_ref().map(|ring| Arc::clone(&ring.map));
+        let descriptors_at_start = descriptors(&config.file, map.as_deref(), config.settings.threads);
+        let map = Mutex::new(map);
+        Cached { arguments, path: config.path.clone(), in_force, map, descriptors_at_start, parts }
     }
 
     /// Returns the name of the configuration file, for errors.
     fn name(&self) -> &Path {
         self.path.as_deref().unwrap_or(Path::new("the command line"))
     }
+}
+
+/// Returns the number of descriptors for connections of the object cache's listener and between
+/// nodes.
+fn descriptors(file: &File, map: Option<&Map>, threads: usize) -> usize {
+    let synapse = file.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
+    let ring = file.ring.as_ref().zip(map);
+    synapse + ring.map_or(0, |(table, map)| table.descriptors_max(map, threads))
 }
 
 /// Returns the source of the configuration that results from `arguments`; `file` is the absolute
@@ -120,7 +135,7 @@ impl Program for Cached {
         let text = toml::to_string(table).map_err(|error| error.to_string())?;
         let after = File::parse(self.name(), &text).map_err(|error| error.to_string())?;
         let (settings, secrets) = (after.settings().map_err(line)?, after.secrets().map_err(line)?);
-        let mut in_force = self.in_force.lock();
+        let (mut in_force, mut map) = (self.in_force.lock(), self.map.lock());
         let objects = after.objects.as_ref();
         let LiveParts { server, tracer, sidecar, .. } = &self.parts;
         // Steps that can fail come first: all files are read, then the object cache changes, or
@@ -128,10 +143,24 @@ impl Program for Cached {
         let tokens = self.parts.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar_secrets = self.parts.sidecar_secrets.read_again()?;
         let http_keys = HttpTable::keys_again(self.parts.http_keys.as_ref())?;
+        let ring = after.ring.as_ref().zip(map.as_deref());
+        let ring = ring.map(|(table, map)| table.read_again(map)).transpose().map_err(line)?;
         let mut files = server.refresh_files(|| match &self.parts.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
+        if let Some(ring) = ring {
+            let secrets = server.ring_secrets();
+            if secrets.is_some_and(|secrets| ring.put_secrets_in_force(&secrets)) {
+                files.push("ring.secret_file".into());
+            }
+            if map.as_deref() != Some(&ring.map) {
+                // The map was compared with the one in force.
+                server.set_map(ring.map.clone())?;
+                *map = Some(Arc::new(ring.map));
+                files.push("ring.map_file".into());
+            }
+        }
         // These settings were checked with the file.
         if let Some(sidecar) = sidecar {
             sidecar.change(&after)?;
@@ -139,7 +168,7 @@ impl Program for Cached {
         if tokens.is_some_and(TokensRead::put_in_force) {
             files.push("admin.token_file".into());
         }
-        let descriptors = after.synapse.as_ref().map_or(0, |table| table.connections_max as usize);
+        let descriptors = descriptors(&after, map.as_deref(), settings.threads);
         files.extend(sidecar_secrets.put_in_force().into_iter().map(String::from));
         files.extend(http_keys.map(|put_in_force| put_in_force()));
         server.change(&settings, descriptors.saturating_sub(self.descriptors_at_start));
@@ -210,6 +239,7 @@ mod tests {
         let own = [
             "process.",
             "memcached.",
+            "ring.",
             "insight.",
             "objects.backend.",
             "objects.election.",

@@ -1,0 +1,426 @@
+//! `[ring]`: the ring of nodes to which the server belongs. The table names a file with the ring's
+//! map, and files with the secrets by which the nodes recognise each other.
+
+use cached_config::{
+    ConfigError, Listening, exposure, invalid, require, secret, secret_warning, with_defaults, within,
+};
+use cached_memcached::settings::{ListenAddress, ListenTls, RingSecrets, RingSettings, Settings};
+use cached_process::Exit;
+use cached_registry::{Error, documents};
+use cached_ring::{Map, check_name, host_and_port};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use synapse::Secret;
+
+with_defaults! {
+    /// The table `[ring]`. An empty string means none, or the default.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields, expecting = "a table")]
+    pub struct RingTable {
+        /// The name of this node in the map; if empty, the host's name.
+        pub node: String = String::new(),
+        /// The file with the map; required.
+        pub map_file: PathBuf = PathBuf::new(),
+        /// The name of the ring, of which the file may contain several.
+        pub name: String = "main".into(),
+        /// The addresses at which other nodes are accepted, `host:port`; if empty, this node's `ring`
+        /// address in the map.
+        pub listen: Vec<String> = Vec::new(),
+        /// The file with the secret that all nodes share.
+        pub secret_file: PathBuf = PathBuf::new(),
+        /// The file with a second secret that is also accepted, for use during a rotation.
+        pub secret_file_previous: PathBuf = PathBuf::new(),
+        /// The time, in milliseconds, after which a node that does not answer is considered away.
+        pub peer_timeout_ms: u64 = 2000,
+        /// The maximum time, in milliseconds, for connecting to a node.
+        pub connect_timeout_ms: u64 = 1000,
+        /// The maximum number of connections that one other node may open; each opens one for every
+        /// thread.
+        pub peer_lanes_max: u32 = 16,
+    }
+}
+
+/// The number of nodes above which a warning is logged: each thread has a connection to every node.
+const NODES_WITHOUT_WARNING: usize = 64;
+
+/// The content of the files that the table names.
+#[derive(Debug)]
+pub(crate) struct RingFiles {
+    pub(crate) map: Map,
+    current: Option<Secret>,
+    previous: Option<Secret>,
+}
+
+impl RingFiles {
+    /// Puts the secrets in force. Returns whether they differ from the earlier ones.
+    pub(crate) fn put_secrets_in_force(&self, secrets: &RingSecrets) -> bool {
+        secrets.set(self.current.clone(), self.previous.clone())
+    }
+}
+
+impl RingTable {
+    /// Returns the name of this node.
+    pub(crate) fn node(&self) -> String {
+        if self.node.is_empty() { synapse::host_name() } else { self.node.clone() }
+    }
+
+    /// Checks the table; the files that it names are not read.
+    ///
+    /// # Errors
+    /// Returns the first key with an invalid value.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        check_name(&self.name).map_err(|error| ConfigError::new("ring.name", error))?;
+        check_name(&self.node()).map_err(|error| {
+            let default = if self.node.is_empty() { "is the host's name by default: " } else { "" };
+            ConfigError::new("ring.node", format!("{default}{error}"))
+        })?;
+        require(!self.map_file.as_os_str().is_empty(), "ring.map_file", || {
+            "is missing; it must name a file with the map of the ring".into()
+        })?;
+        self.listen.iter().try_for_each(|text| listen_address(text).map(drop))?;
+        within("ring.peer_timeout_ms", self.peer_timeout_ms, 100..=60_000)?;
+        within("ring.connect_timeout_ms", self.connect_timeout_ms, 10..=60_000)?;
+        within("ring.peer_lanes_max", self.peer_lanes_max, 1..=1024).map(drop)
+    }
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// Returns the problem with a file: a mistake in the map, a map without this node, a secret that
+    /// is too short.
+    pub(crate) fn read(&self) -> Result<RingFiles, ConfigError> {
+        let map = self.read_map()?;
+        let current = secret("ring.secret_file", &self.secret_file)?;
+        let previous = secret("ring.secret_file_previous", &self.secret_file_previous)?;
+        if current.is_none() && previous.is_some() {
+            return invalid("ring.secret_file_previous", "is set without secret_file; set both");
+        }
+        let files = RingFiles { map, current, previous };
+        let exposed = self.listen_texts(&files.map).iter().find_map(|address| exposure(address));
+        match exposed.filter(|_| files.current.is_none()) {
+            None => Ok(files),
+            Some(exposed) => invalid(
+                "ring.secret_file",
+                format!(
+                    "is missing; {exposed}, so the nodes must share a secret, for example the output of: openssl rand -hex 32"
+                ),
+            ),
+        }
+    }
+
+    fn read_map(&self) -> Result<Map, ConfigError> {
+        let documents = documents(&self.map_file).map_err(|error| {
+            let is_mistake = !matches!(error, Error::Unavailable(_));
+            let exit = if is_mistake { Exit::Configuration } else { Exit::Trouble };
+            let why = match error {
+                Error::Unavailable(why) | Error::Invalid(why) => why.into_owned(),
+                other => other.to_string(),
+            };
+            ConfigError { exit, ..ConfigError::new("ring.map_file", why) }
+        })?;
+        let documents = documents.iter().map(|(key, value)| (key.as_str(), &value[..]));
+        let read = cached_ring::from_documents(&self.name, documents);
+        let map = read.and_then(|map| map.check_node(&self.node()).map(|()| map));
+        map.map_err(|error| {
+            ConfigError::new("ring.map_file", format!("{}: {error}", self.map_file.display()))
+        })
+    }
+
+    /// Reads the files, and returns the settings. `settings` are those of memcached's listeners.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read), and the key whose value does not allow a ring.
+    pub(crate) fn load(&self, settings: &Settings) -> Result<RingSettings, ConfigError> {
+        require(!settings.listen.is_empty(), "ring", || {
+            "requires a TCP listener for memcached's clients; set memcached.listen (-p, -l)".into()
+        })?;
+        require(self.peer_lanes_max as usize >= settings.threads, "ring.peer_lanes_max", || {
+            format!(
+                "is {}; it must be at least the number of threads ({}), because each thread of a node has a \
+                 connection to every other node",
+                self.peer_lanes_max, settings.threads
+            )
+        })?;
+        let files = self.read()?;
+        let listen: Result<Vec<ListenAddress>, ConfigError> =
+            self.listen_texts(&files.map).iter().map(|text| listen_address(text)).collect();
+        Ok(RingSettings {
+            node: self.node(),
+            listen: listen?,
+            map: Arc::new(files.map),
+            secrets: RingSecrets::new(files.current, files.previous),
+            peer_timeout: Duration::from_millis(self.peer_timeout_ms),
+            connect_timeout: Duration::from_millis(self.connect_timeout_ms),
+            peer_lanes_max: self.peer_lanes_max,
+        })
+    }
+
+    /// Reads the files for a running node whose map is `in_force`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`read`](Self::read), and the reason why the map cannot replace the one
+    /// in force.
+    pub(crate) fn read_again(&self, in_force: &Map) -> Result<RingFiles, ConfigError> {
+        let wrong =
+            |why: String| ConfigError::new("ring.map_file", format!("{}: {why}", self.map_file.display()));
+        let files = self.read()?;
+        let node = self.node();
+        files.map.check_successor(in_force, &node).map_err(|error| wrong(error.to_string()))?;
+        let (now, after) = (self.listen_texts(in_force), self.listen_texts(&files.map));
+        match now == after {
+            true => Ok(files),
+            false => Err(wrong(format!(
+                "ring/{}/nodes/{node}: ring: changes from {} to {}, which requires a restart",
+                self.name,
+                now.join(", "),
+                after.join(", ")
+            ))),
+        }
+    }
+
+    /// Returns the addresses to listen on.
+    fn listen_texts(&self, map: &Map) -> Vec<String> {
+        let own = map.find(&self.node()).map(|node| map.node(node).ring.clone());
+        if self.listen.is_empty() { own.into_iter().collect() } else { self.listen.clone() }
+    }
+
+    /// Returns the number of descriptors that listeners and connections between nodes may need.
+    pub(crate) fn descriptors_max(&self, map: &Map, threads: usize) -> usize {
+        let peers = map.nodes().len().saturating_sub(1);
+        self.listen.len().max(1) + peers * (threads + self.peer_lanes_max as usize)
+    }
+
+    /// Returns warnings about the files of the secrets.
+    pub(crate) fn secret_warnings(&self) -> impl Iterator<Item = String> + '_ {
+        [&self.secret_file, &self.secret_file_previous].into_iter().filter_map(|path| secret_warning(path))
+    }
+}
+
+/// Returns the addresses for a check of all listeners.
+pub(crate) fn listening(ring: &RingSettings) -> impl Iterator<Item = Listening> + '_ {
+    let of = |address: &ListenAddress| Listening::tcp("ring.listen", address.host.as_deref(), address.port);
+    ring.listen.iter().map(of)
+}
+
+/// Returns warnings about the ring.
+pub(crate) fn warnings(ring: &RingSettings) -> Vec<String> {
+    let text = |address: &ListenAddress| match address.host.as_deref().unwrap_or("*") {
+        host if host.contains(':') => format!("[{host}]:{}", address.port),
+        host => format!("{host}:{}", address.port),
+    };
+    let exposed = ring.listen.iter().find_map(|address| exposure(&text(address)));
+    let nodes = ring.map.nodes().len();
+    let exposed = exposed.map(|exposed| {
+        format!("[ring]: {exposed}; the secret keeps strangers out, but nothing between nodes is encrypted: use a private network")
+    });
+    let many = (nodes > NODES_WITHOUT_WARNING).then(|| {
+        format!(
+            "[ring]: the map has {nodes} nodes; each thread has connections to and from every other node, so fewer \
+             and larger nodes or fewer threads would need less memory"
+        )
+    });
+    exposed.into_iter().chain(many).collect()
+}
+
+/// Returns the address in a string `host:port`; the host `*` means every interface.
+fn listen_address(text: &str) -> Result<ListenAddress, ConfigError> {
+    let all = text.strip_prefix("*:").and_then(|port| port.parse().ok()).filter(|port| *port > 0);
+    let address = all.map(|port| (None, port)).or_else(|| {
+        let (host, port) = host_and_port(text)?;
+        Some((Some(host.to_owned()), port))
+    });
+    match address {
+        Some((host, port)) => Ok(ListenAddress { host, port, protocol: None, tls: ListenTls::Off }),
+        None => invalid(
+            "ring.listen",
+            format!("{text:?} is not an address; expected HOST:PORT, [V6]:PORT or *:PORT"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, File};
+    use std::path::Path;
+
+    const MAP: &str = "\
+        \"ring/main/meta\" = { format = 1, version = 7 }\n\
+        \"ring/main/nodes/a\" = { ring = \"127.0.0.1:21311\", address = \"127.0.0.1:21211\" }\n\
+        \"ring/main/nodes/b\" = { ring = \"10.0.0.2:21311\", address = \"10.0.0.2:21211\" }\n";
+
+    /// Files in a directory of their own, and the lines of a table `[ring]` that names them.
+    struct Files(tempfile::TempDir);
+
+    impl Files {
+        fn new() -> Files {
+            let files = Files(tempfile::tempdir().expect("a directory"));
+            files.write("map", MAP);
+            files
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            std::fs::write(self.0.path().join(name), text).expect("a file");
+        }
+
+        fn key(&self, key: &str, name: &str) -> String {
+            format!("{key} = {:?}\n", self.0.path().join(name))
+        }
+
+        /// Loads a configuration with the map, and with these lines in `[ring]` and further tables.
+        fn load(&self, lines: &str) -> Result<RingSettings, String> {
+            let text = format!("[ring]\n{}{lines}", self.key("map_file", "map"));
+            let file = File::parse(Path::new("cached.toml"), &text).map_err(|error| error.to_string())?;
+            let mut settings = file.settings().expect("settings");
+            if text.contains("listen = []\n#") {
+                settings.listen.clear();
+            }
+            let config = Config { settings, file, path: Some("cached.toml".into()), ..Config::default() };
+            let loaded = config.load().map_err(|failure| failure.to_string())?;
+            Ok(loaded.ring.expect("a ring"))
+        }
+
+        /// Returns the error of [`load`](Self::load), in which `DIR` is the directory.
+        fn mistake(&self, lines: &str) -> String {
+            let line = self.load(lines).expect_err(lines);
+            line.replace(&*self.0.path().to_string_lossy(), "DIR")
+        }
+    }
+
+    #[test]
+    fn a_table_becomes_settings() {
+        let files = Files::new();
+        let ring = files.load("node = \"a\"").expect("settings");
+        assert_eq!((ring.node.as_str(), ring.map.version(), ring.peer_lanes_max), ("a", 7, 16));
+        assert_eq!((ring.listen[0].host.as_deref(), ring.listen[0].port), (Some("127.0.0.1"), 21311));
+        assert_eq!(ring.peer_timeout, Duration::from_secs(2));
+        assert!(warnings(&ring).is_empty());
+        files.write("secret", "0123456789abcdef\n");
+        let secret = files.key("secret_file", "secret");
+        let ring =
+            files.load(&format!("node = \"b\"\n{secret}listen = [\"*:5\", \"[::1]:6\"]")).expect("settings");
+        assert_eq!((ring.listen[0].host.as_deref(), ring.listen[0].port), (None, 5));
+        assert_eq!((ring.listen[1].host.as_deref(), ring.listen[1].port), (Some("::1"), 6));
+        let warning = warnings(&ring).concat();
+        assert!(
+            warning.starts_with("[ring]: *:5 can be reached from other machines; the secret"),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn a_mistake_is_one_line() {
+        let files = Files::new();
+        files.write("short", "secret");
+        files.write("broken", "\"ring/main/meta\" = ");
+        let table = "cached.toml: ring";
+        for (lines, line) in [
+            (
+                String::from("node = \"a b\""),
+                ".node: \"a b\" is not a name; expected 1 to 64 letters, digits and -_.",
+            ),
+            ("name = \"\"".into(), ".name: \"\" is not a name; expected 1 to 64 letters, digits and -_."),
+            (
+                "node = \"a\"\nlisten = [\"x\"]".into(),
+                ".listen: \"x\" is not an address; expected HOST:PORT, [V6]:PORT or *:PORT",
+            ),
+            (
+                "node = \"a\"\npeer_timeout_ms = 99".into(),
+                ".peer_timeout_ms: is 99; it must be between 100 and 60000",
+            ),
+            (
+                "node = \"a\"\nconnect_timeout_ms = 9".into(),
+                ".connect_timeout_ms: is 9; it must be between 10 and 60000",
+            ),
+            (
+                "node = \"a\"\npeer_lanes_max = 0".into(),
+                ".peer_lanes_max: is 0; it must be between 1 and 1024",
+            ),
+            (
+                "node = \"c\"".into(),
+                ".map_file: DIR/map: ring/main/nodes/c: is missing; the map has the nodes a, b",
+            ),
+            (
+                "node = \"a\"\nname = \"east\"".into(),
+                ".map_file: DIR/map: ring/east/meta: is missing; expected { format = 1, version = NUMBER }; there are \
+                 the rings main",
+            ),
+            (
+                "node = \"b\"".into(),
+                ".secret_file: is missing; 10.0.0.2:21311 can be reached from other machines, so the nodes must share a \
+                 secret, for example the output of: openssl rand -hex 32",
+            ),
+            (
+                format!("node = \"a\"\n{}", files.key("secret_file", "short")),
+                ".secret_file: DIR/short: a secret of 6 bytes can be guessed; give at least 16 random ones, for example \
+                 the output of: openssl rand -hex 32",
+            ),
+            (
+                format!("node = \"a\"\n{}", files.key("secret_file", "none")),
+                ".secret_file: cannot read DIR/none: No such file or directory",
+            ),
+            (
+                "node = \"a\"\nlisten = [\"127.0.0.1:11211\"]".into(),
+                ".listen: 127.0.0.1:11211 is also an address of memcached.listen (127.0.0.1:11211); each listener needs \
+                 a separate one",
+            ),
+            (
+                "node = \"a\"\npeer_lanes_max = 3\n[memcached]\nthreads = 4".into(),
+                ".peer_lanes_max: is 3; it must be at least the number of threads (4), because each thread of a node \
+                 has a connection to every other node",
+            ),
+            (
+                "node = \"a\"\n[memcached]\nlisten = []\n#".into(),
+                ": requires a TCP listener for memcached's clients; set memcached.listen (-p, -l)",
+            ),
+        ] {
+            assert_eq!(files.mistake(&lines), format!("{table}{line}"), "{lines}");
+        }
+        let previous = format!("node = \"a\"\n{}", files.key("secret_file_previous", "map"));
+        assert_eq!(
+            files.mistake(&previous),
+            format!("{table}.secret_file_previous: is set without secret_file; set both")
+        );
+        let no_map =
+            File::parse(Path::new("cached.toml"), "[ring]\nnode = \"a\"").expect_err("no map").to_string();
+        assert_eq!(
+            no_map,
+            format!("{table}.map_file: is missing; it must name a file with the map of the ring")
+        );
+        files.write("map", "\"ring/main/meta\" = ");
+        let broken = files.mistake("node = \"a\"");
+        assert!(broken.starts_with("cached.toml: ring.map_file: DIR/map: "), "{broken}");
+        std::fs::remove_file(files.0.path().join("map")).expect("it was there");
+        assert_eq!(
+            files.mistake("node = \"a\""),
+            format!("{table}.map_file: DIR/map: No such file or directory")
+        );
+    }
+
+    #[test]
+    fn a_reload_takes_a_later_map_with_the_same_address() {
+        let files = Files::new();
+        let text = format!("node = \"a\"\n{}", files.key("map_file", "map"));
+        let table: RingTable = toml::from_str(&text).expect("a table");
+        let in_force = table.read().expect("the map").map;
+        let again = |map: &str| {
+            files.write("map", map);
+            let read = table.read_again(&in_force);
+            read.map(|files| files.map.version())
+                .map_err(|error| error.why.replace(&*files.0.path().to_string_lossy(), "DIR"))
+        };
+        assert_eq!(again(MAP), Ok(7));
+        assert_eq!(again(&MAP.replace("version = 7", "version = 8").replace("10.0.0.2", "10.0.0.3")), Ok(8));
+        assert_eq!(
+            again(&MAP.replace("10.0.0.2", "10.0.0.3")).unwrap_err(),
+            "DIR/map: ring/main/meta: version: is 7; it must be above 7, the version in force, because the map differs"
+        );
+        assert_eq!(
+            again(&MAP.replace("version = 7", "version = 8").replace("127.0.0.1:21311", "127.0.0.1:3"))
+                .unwrap_err(),
+            "DIR/map: ring/main/nodes/a: ring: changes from 127.0.0.1:21311 to 127.0.0.1:3, which requires a restart"
+        );
+    }
+}
