@@ -87,6 +87,8 @@ pub(crate) enum SocketKind {
     Admin,
     /// A listener of the object cache, named by its address.
     Objects,
+    /// A listener for the other nodes of a ring, named by host and port.
+    Ring,
 }
 
 /// A socket that one process hands over to another.
@@ -125,9 +127,11 @@ impl Handed {
 pub(crate) struct Listeners {
     pub(crate) sockets: Vec<Listener>,
     pub(crate) udp: Vec<UdpSocket>,
+    /// The listeners for the other nodes of a ring.
+    pub(crate) ring: Vec<Listener>,
     /// The unix socket's file, which is removed when this is dropped.
     pub(crate) unix_file: Option<SocketFile>,
-    /// The kind and name of each of `sockets`, and then of each of `udp`.
+    /// The kind and name of each of `sockets`, then of each of `udp`, and then of each of `ring`.
     pub(crate) names: Vec<(SocketKind, String)>,
 }
 
@@ -147,8 +151,13 @@ impl Listeners {
         inherited: Vec<OwnedFd>,
         handed: &mut Handed,
     ) -> Result<Listeners, ListenError> {
-        let mut listeners =
-            Listeners { sockets: Vec::new(), udp: Vec::new(), unix_file: None, names: Vec::new() };
+        let mut listeners = Listeners {
+            sockets: Vec::new(),
+            udp: Vec::new(),
+            ring: Vec::new(),
+            unix_file: None,
+            names: Vec::new(),
+        };
         if !inherited.is_empty() {
             for socket in inherited {
                 let adopted = adopt(socket, settings.protocol, settings.backlog);
@@ -160,6 +169,7 @@ impl Listeners {
                 listeners.sockets.push(listener);
             }
             listeners.names = vec![(SocketKind::Inherited, String::new()); listeners.sockets.len()];
+            listeners.open_ring(settings, handed)?;
             return Ok(listeners);
         }
         for address in &settings.listen {
@@ -213,7 +223,27 @@ impl Listeners {
             tracing::warn!(cause = %error, "cannot write the file that MEMCACHED_PORT_FILENAME names");
         }
         listeners.names.extend(udp_names);
+        listeners.open_ring(settings, handed)?;
         Ok(listeners)
+    }
+
+    /// Opens the sockets for the other nodes of a ring, or takes them from `handed`.
+    fn open_ring(&mut self, settings: &Settings, handed: &mut Handed) -> Result<(), ListenError> {
+        for address in settings.ring.iter().flat_map(|ring| &ring.listen) {
+            let name = configured(address);
+            let failed =
+                |cause| ListenError { address: format!("{name} for the other nodes of the ring"), cause };
+            let opened = match handed.take(SocketKind::Ring, &name) {
+                taken if taken.is_empty() => bind_tcp(address, settings.backlog).map_err(failed)?,
+                taken => {
+                    let adopt = |socket| adopt(socket, None, settings.backlog);
+                    taken.into_iter().map(adopt).collect::<Result<_, _>>().map_err(failed)?
+                }
+            };
+            self.names.extend(opened.iter().map(|_| (SocketKind::Ring, name.clone())));
+            self.ring.extend(opened);
+        }
+        Ok(())
     }
 
     /// Returns the information about the listeners that `stats conns` shows.

@@ -5,7 +5,7 @@ use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, 
 use super::{Channel, ChannelError};
 use super::{Program, VARIABLE};
 use crate::connections::{Command, Pause, Paused, Verdict};
-use crate::listen::{HandedSocket, Listeners, SocketKind};
+use crate::listen::{HandedSocket, Listener, Listeners, SocketKind};
 use crate::objects::ObjectHandOver;
 use crate::shared::Shared;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -215,6 +215,7 @@ fn pass(
         clock_nanos,
         monotonic_nanos: crate::shared::clock::monotonic_nanos(),
         verbosity: shared.logging.verbosity(),
+        incarnation: 0,
         connections: workers.stopped.iter().map(|worker| worker.connections.len() as u32).sum(),
     };
     let channel = &successor.channel;
@@ -321,8 +322,9 @@ impl Upgradable {
         let mut sockets = Vec::new();
         let udp = shared.udp.get().into_iter().flat_map(|sockets| sockets.iter());
         let udp = udp.map(|udp| udp.socket.try_clone());
-        let all = listeners.sockets.iter().map(|listener| listener.socket.try_clone().map(OwnedFd::from));
-        for ((kind, name), socket) in listeners.names.iter().zip(all.chain(udp)) {
+        let clone = |listener: &Listener| listener.socket.try_clone().map(OwnedFd::from);
+        let all = listeners.sockets.iter().map(clone).chain(udp).chain(listeners.ring.iter().map(clone));
+        for ((kind, name), socket) in listeners.names.iter().zip(all) {
             sockets.push(HandedSocket { kind: *kind, name: name.clone(), socket: socket? });
         }
         let objects_sockets = objects.as_ref().map_or_else(|| Ok(Vec::new()), |objects| objects.sockets())?;

@@ -14,7 +14,7 @@ use crate::listen::SocketKind;
 use cached_proto::Protocol;
 
 /// The version of the messages, which must be the same in both processes.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 
 /// The maximum size of a packet.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 << 10;
@@ -78,13 +78,14 @@ pub(crate) struct Offer {
 }
 
 /// The kinds of sockets, each encoded as its index.
-const SOCKET_KINDS: [SocketKind; 6] = [
+const SOCKET_KINDS: [SocketKind; 7] = [
     SocketKind::Tcp,
     SocketKind::Udp,
     SocketKind::Unix,
     SocketKind::Inherited,
     SocketKind::Admin,
     SocketKind::Objects,
+    SocketKind::Ring,
 ];
 
 /// The state of the old process after it has stopped.
@@ -97,6 +98,9 @@ pub(crate) struct MemoryState {
     /// The system's monotonic clock at the same moment, in nanoseconds.
     pub(crate) monotonic_nanos: u64,
     pub(crate) verbosity: u8,
+    /// The number by which the other nodes of a ring recognise this node while it runs; 0 without a
+    /// ring.
+    pub(crate) incarnation: u64,
     /// The number of connections that follow.
     pub(crate) connections: u32,
 }
@@ -133,6 +137,7 @@ impl Message {
                 out.extend_from_slice(&state.clock_nanos.to_le_bytes());
                 out.extend_from_slice(&state.monotonic_nanos.to_le_bytes());
                 out.push(state.verbosity);
+                out.extend_from_slice(&state.incarnation.to_le_bytes());
                 out.extend_from_slice(&state.connections.to_le_bytes());
             }
             Message::Connections(connections) => {
@@ -177,6 +182,7 @@ impl Message {
                     clock_nanos: rest.u32()?,
                     monotonic_nanos: rest.u64()?,
                     verbosity: rest.byte()?,
+                    incarnation: rest.u64()?,
                     connections: rest.u32()?,
                 };
                 if state.clock_nanos >= 1_000_000_000 {
@@ -341,6 +347,7 @@ mod tests {
             Message::Socket { kind: SocketKind::Unix, name: "/run/cached".into() },
             Message::Socket { kind: SocketKind::Admin, name: String::new() },
             Message::Socket { kind: SocketKind::Objects, name: "127.0.0.1:11311".into() },
+            Message::Socket { kind: SocketKind::Ring, name: "10.0.0.1:11311".into() },
             Message::Prepared,
             Message::StoreFree,
             Message::StoreOpen,
@@ -349,6 +356,7 @@ mod tests {
                 clock_nanos: 999_999_999,
                 monotonic_nanos: u64::MAX,
                 verbosity: 3,
+                incarnation: u64::MAX,
                 connections: 9,
             }),
             Message::Connections(vec![
