@@ -4,8 +4,8 @@
 //! dialler                                   listener
 //!   HELLO (names, incarnation, nonce) -------->
 //!   <-------- WELCOME (names, incarnation, nonce)
-//!   PROVE (HMAC) ----------------------------->   only with a secret
-//!   <-------- PROVED (HMAC)                       only with a secret
+//!   PROVE (HMAC) ----------------------------->
+//!   <-------- PROVED (HMAC)
 //! ```
 //!
 //! Either side may send REFUSED instead, and then closes. A frame is a `u16` with the number of the
@@ -15,7 +15,8 @@
 //!
 //! Both sides prove that they know the ring's secret: the dialler over the frames HELLO and WELCOME
 //! with the label [`DIAL_LABEL`], the listener over HELLO, WELCOME and PROVE with [`SERVE_LABEL`],
-//! each with the two bytes of its length.
+//! each with the two bytes of its length. Without a secret both proofs are zeros: PROVE then only says
+//! that the dialler still wants the lane, and PROVED that it may use it.
 
 use thiserror::Error;
 

@@ -5,7 +5,7 @@
 //!  tcp, unix, inherited ──► Listener ──► acceptor ── Command::Serve ──► workers, round robin
 //! ```
 //! `sockets` opens or adopts sockets of each kind, `acceptor` accepts connections and assigns them
-//! to workers.
+//! to workers. `ring` connects the nodes of a ring.
 //!
 //! To add a kind of listener: write a function in `sockets` that returns a [`Listener`], give
 //! [`ListenerAddress`] a variant, and call the function in [`Listeners::open`]. Each listener has a
@@ -15,6 +15,7 @@
 //! sockets and threads.
 
 pub(crate) mod acceptor;
+pub(crate) mod ring;
 mod sockets;
 
 use crate::connections::{Endpoints, UdpSocket};

@@ -39,6 +39,9 @@ use words::{SlotState, Words};
 pub(crate) struct Ring {
     /// The name of this node.
     pub(crate) own: String,
+    /// The number by which other nodes recognise this node's process. A process that takes over keeps
+    /// it; any other process of the same name is a second one.
+    pub(crate) incarnation: u64,
     words: Arc<Words>,
     lanes: Box<[Lock<Lanes>]>,
     maps: Lock<Maps>,
@@ -89,6 +92,8 @@ impl Ring {
             collected_bytes: AtomicUsize::new(0),
             changed: Notify::new(),
             thread: OnceLock::new(),
+            // 0 stands for a process without a ring.
+            incarnation: getrandom::u64().expect("random bytes from the operating system").max(1),
             own,
         }
     }

@@ -3,7 +3,7 @@
 use super::memory::{self, Limits, OnTakingOver};
 use super::{LiveServer, ServeError, StartError};
 use crate::connections::{Command, CommandQueue};
-use crate::listen::{Handed, Listeners, acceptor};
+use crate::listen::{Handed, Listeners, acceptor, ring};
 use crate::objects::ObjectHandOver;
 use crate::process::{Logging, pin_thread};
 use crate::settings::Settings;
@@ -30,6 +30,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -104,7 +105,7 @@ impl Server {
         // instead of being refused.
         let listeners = Listeners::open(&settings, inherited, &mut Handed::default())?;
         let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
-        Server::assemble(settings, logging, tls, clock, watch, kv, listeners)
+        Server::assemble(settings, logging, tls, clock, watch, kv, listeners, None)
     }
 
     pub(crate) fn assemble(
@@ -115,10 +116,14 @@ impl Server {
         watch: Arc<Watch>,
         kv: Kv,
         mut listeners: Listeners,
+        incarnation: Option<u64>,
     ) -> Result<Server, StartError> {
         let queues: Result<Arc<[_]>, _> = (0..settings.threads).map(|_| CommandQueue::new()).collect();
         let mut shared = Shared::new(kv, clock, settings, logging, watch, queues?);
         shared.tls = tls;
+        if let (Some(ring), Some(incarnation)) = (&mut shared.ring, incarnation) {
+            ring.incarnation = incarnation;
+        }
         let shared = Arc::new(shared);
         // The list is set only here.
         let _ = shared.listeners.set(listeners.infos());
@@ -276,6 +281,11 @@ impl Server {
         for listener in listeners.sockets {
             watched(tasks.spawn_local(acceptor::accept(listener, shared.clone(), next_worker.clone())));
         }
+        let accepted = Rc::<ring::Accepted>::default();
+        for listener in listeners.ring {
+            watched(tasks.spawn_local(ring::accept(listener, shared.clone(), accepted.clone())));
+        }
+        watched(tasks.spawn_local(ring::dial(shared.clone())));
         watched(tasks.spawn_local(tick(shared.clone())));
         if let Some(tls) = &shared.tls {
             watched(tasks.spawn_local(cached_tls::renew(tls.clone(), "memcached.tls")));

@@ -215,7 +215,7 @@ fn pass(
         clock_nanos,
         monotonic_nanos: crate::shared::clock::monotonic_nanos(),
         verbosity: shared.logging.verbosity(),
-        incarnation: 0,
+        incarnation: shared.ring.as_ref().map_or(0, |ring| ring.incarnation),
         connections: workers.stopped.iter().map(|worker| worker.connections.len() as u32).sum(),
     };
     let channel = &successor.channel;

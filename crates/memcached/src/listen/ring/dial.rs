@@ -1,0 +1,231 @@
+//! Opens the lanes of this node's workers, and opens each again when it has ended.
+
+use super::{Failure, Handshake, greeting, unix_time_ms};
+use crate::connections::{Command, OpenLane};
+use crate::ring::{MapInForce, Peer, Ring};
+use crate::settings::RingSettings;
+use crate::shared::Shared;
+use cached_ring::hello::{
+    DIAL_LABEL, Frame, Greeting, Hello, Refused, SERVE_LABEL, VERSION_MAX, VERSION_MIN, Welcome,
+};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use synapse::Secret;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// The shortest and the longest pause between two attempts to open a lane.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The difference of two nodes' clocks above which a warning is logged. The owner of an item decides
+/// when it expires, so no reply is wrong for it.
+const CLOCKS_APART_MAX_MS: u64 = 2_000;
+
+/// The state that the lanes' tasks share.
+#[derive(Default)]
+struct Lanes {
+    /// The nodes for which there are tasks.
+    nodes: RefCell<HashSet<String>>,
+    /// For each node, the line that was logged last, so that many lanes and attempts log one line.
+    lines: RefCell<HashMap<String, String>>,
+    /// The mistakes in the settings of peers that were logged.
+    differences: RefCell<HashSet<String>>,
+}
+
+/// Keeps a lane open from each worker to each other node of the map in force.
+///
+/// Cancel safe: once this is dropped, no lane is opened any more.
+pub(crate) async fn dial(shared: Arc<Shared>) {
+    let Some(ring) = &shared.ring else { return };
+    let lanes = Rc::new(Lanes::default());
+    let mut tasks = JoinSet::new();
+    loop {
+        let mut changed = pin!(ring.changed.notified());
+        changed.as_mut().enable();
+        for node in ring.map().nodes().iter().filter(|node| node.name != ring.own) {
+            if lanes.nodes.borrow_mut().insert(node.name.clone()) {
+                for worker in 0..shared.settings.threads {
+                    tasks.spawn_local(keep_lane(shared.clone(), lanes.clone(), worker, node.name.clone()));
+                }
+            }
+        }
+        tokio::select! {
+            () = changed => {}
+            Some(ended) = tasks.join_next() => {
+                if let Err(error) = ended && let Ok(payload) = error.try_into_panic() {
+                    std::panic::resume_unwind(payload);
+                }
+            }
+        }
+    }
+}
+
+/// Keeps the lane of one worker to one node open, as long as the map has the node.
+async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: String) {
+    let (Some(ring), Some(settings)) = (&shared.ring, &shared.settings.ring) else { return };
+    let peer = ring.peer_or_new(&node);
+    let queue = shared.connections.queue(worker);
+    let (mut pause, mut had_lane) = (PAUSE_MIN, false);
+    // During a rotation the peer may know only one of two secrets.
+    let mut secret = 0;
+    loop {
+        let map = ring.map();
+        let Some(index) = map.find(&node) else {
+            // The other lanes of the node end likewise. A map that has the node again starts new ones.
+            lanes.nodes.borrow_mut().remove(&node);
+            return;
+        };
+        let address = &map.node(index).ring;
+        let begun = Instant::now();
+        match open(&shared, ring, settings, worker, &node, address, secret).await {
+            Ok((socket, welcome)) => {
+                lanes.opened(&shared, &peer, address, &welcome);
+                peer.set_open(worker, true);
+                queue.send(Command::OpenLane(OpenLane { node: node.clone(), socket }));
+                until_closed(ring, &peer, worker).await;
+                had_lane = true;
+            }
+            Err(failure) => {
+                secret += usize::from(failure.is_about_the_secret());
+                lanes.failed(&node, &failure);
+                // A process that another one takes over from does not answer for a moment. The worker
+                // itself limits the time for which requests wait for the new process.
+                if !(had_lane && matches!(failure, Failure::Late)) {
+                    queue.send(Command::NoLane(node.clone()));
+                }
+            }
+        }
+        // The first attempt after a lane has ended is immediate, unless lanes end as soon as they open.
+        if begun.elapsed() > PAUSE_MAX {
+            pause = PAUSE_MIN;
+            continue;
+        }
+        tokio::time::sleep(with_jitter(pause)).await;
+        pause = (2 * pause).min(PAUSE_MAX);
+    }
+}
+
+/// Waits until a worker's lane to a node has ended.
+async fn until_closed(ring: &Ring, peer: &Peer, worker: usize) {
+    loop {
+        let mut changed = pin!(ring.changed.notified());
+        changed.as_mut().enable();
+        if !peer.is_open(worker) {
+            return;
+        }
+        changed.await;
+    }
+}
+
+/// Opens a lane: connects, and passes the handshake.
+async fn open(
+    shared: &Shared,
+    ring: &Ring,
+    settings: &RingSettings,
+    worker: usize,
+    node: &str,
+    address: &str,
+    secret: usize,
+) -> Result<(OwnedFd, Welcome), Failure> {
+    let late = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "no connection in time");
+    let connecting = timeout(settings.connect_timeout, TcpStream::connect(address));
+    let mut stream =
+        connecting.await.map_err(late).and_then(|connected| connected).map_err(Failure::Unreachable)?;
+    stream.set_nodelay(true)?;
+    let secrets = settings.secrets.all();
+    let secret = secrets.get(secret % secrets.len().max(1));
+    let hello = Hello {
+        versions: (VERSION_MIN, VERSION_MAX),
+        worker: worker as u16,
+        workers: shared.settings.threads as u16,
+        greeting: greeting(ring),
+        wanted_node: node.to_owned(),
+    };
+    let welcome = timeout(settings.peer_timeout, greet(&mut stream, hello, secret));
+    let welcome = welcome.await.map_err(|_| Failure::Late)??;
+    Ok((stream.into_std()?.into(), welcome))
+}
+
+/// Passes the dialler's side of the handshake.
+async fn greet(stream: &mut TcpStream, hello: Hello, secret: Option<&Secret>) -> Result<Welcome, Failure> {
+    let mut handshake = Handshake::new(stream);
+    handshake.send(&Frame::Hello(hello.clone())).await?;
+    let Frame::Welcome(welcome) = handshake.receive().await? else {
+        return Err(handshake.refuse_frame("WELCOME").await);
+    };
+    if let Err(refused) = welcome.check(&hello, secret.is_some()) {
+        return Err(handshake.refuse(refused).await);
+    }
+    let proof = secret.map_or([0; 32], |secret| secret.prove(DIAL_LABEL, &handshake.transcript));
+    handshake.send(&Frame::Prove(proof)).await?;
+    let proven = handshake.transcript.clone();
+    let Frame::Proved(proof) = handshake.receive().await? else {
+        return Err(handshake.refuse_frame("PROVED").await);
+    };
+    match secret {
+        Some(secret) if !secret.is_proof_of(&proof, SERVE_LABEL, &proven) => {
+            Err(handshake.refuse(Refused::wrong_secret()).await)
+        }
+        _ => Ok(welcome),
+    }
+}
+
+/// Returns by how many milliseconds a peer's clock is ahead of this node's.
+fn ahead_ms(peer: &Greeting) -> i64 {
+    i64::try_from(i128::from(peer.unix_time_ms) - i128::from(unix_time_ms())).unwrap_or(i64::MAX)
+}
+
+/// Returns a time between the half of `pause` and all of it, so that nodes that have lost the same
+/// peer do not come back at once.
+fn with_jitter(pause: Duration) -> Duration {
+    let share = getrandom::u32().unwrap_or_default();
+    pause / 2 + (pause / 2).mul_f64(f64::from(share) / f64::from(u32::MAX))
+}
+
+impl Lanes {
+    /// Notes and logs what a node has said: the first time, again after a failure, and where its
+    /// settings differ so that clients of the ring can notice it.
+    fn opened(&self, shared: &Shared, peer: &Peer, address: &str, welcome: &Welcome) {
+        let node = &peer.name;
+        let ahead_ms = ahead_ms(&welcome.greeting);
+        let Greeting { map_version: version, map_digest: digest, .. } = welcome.greeting;
+        peer.set_hello(MapInForce { version, digest }, ahead_ms);
+        let line = format!("connected to node {node} of the ring at {address}");
+        if self.lines.borrow_mut().insert(node.to_owned(), line.clone()).as_ref() != Some(&line) {
+            tracing::info!("{line}");
+            if ahead_ms.unsigned_abs() > CLOCKS_APART_MAX_MS {
+                tracing::warn!(
+                    "the clock of node {node} and this one are {:.1} s apart: items expire by their owner's clock",
+                    ahead_ms.unsigned_abs() as f64 / 1e3
+                );
+            }
+        }
+        let own = &shared.settings;
+        let differs = [
+            ("memcached.item_bytes_max", u64::from(welcome.item_bytes_max) != own.item_bytes_max as u64),
+            ("memcached.cas", welcome.has_cas != own.cas),
+            ("memcached.evict", welcome.evicts != own.evict),
+            ("memcached.flush_enabled", welcome.may_flush != own.flush_enabled),
+        ];
+        for (key, _) in differs.into_iter().filter(|(_, differs)| *differs) {
+            if self.differences.borrow_mut().insert(format!("{node} {key}")) {
+                tracing::warn!("node {node} has another value of {key}: clients see the value of the owner");
+            }
+        }
+    }
+
+    /// Logs why there is no lane to a node, if this is new.
+    fn failed(&self, node: &str, failure: &Failure) {
+        let line = format!("no connection to node {node} of the ring: {failure}");
+        if self.lines.borrow_mut().insert(node.to_owned(), line.clone()).as_ref() != Some(&line) {
+            tracing::warn!("{line}");
+        }
+    }
+}
