@@ -28,6 +28,8 @@ pub enum Status {
     UnknownCommand = 0x81,
     /// No memory.
     OutOfMemory = 0x82,
+    /// The server cannot execute the request at the moment: the client may try again.
+    TemporaryFailure = 0x86,
 }
 
 impl Status {
@@ -44,6 +46,7 @@ impl Status {
             Status::AuthError => "Auth failure.",
             Status::UnknownCommand => "Unknown command",
             Status::OutOfMemory => "Out of memory",
+            Status::TemporaryFailure => "Temporary failure",
         }
     }
 }
