@@ -163,6 +163,18 @@ impl Body {
         self.terminator_bytes == 0 || self.terminator == *b"\r\n"
     }
 
+    /// Returns the bytes of the whole request, whose value was collected and is complete.
+    pub(crate) fn into_request(self) -> Vec<u8> {
+        let mut bytes = match self.place {
+            Place::Collected { value, .. } => value,
+            Place::Reserved(_) => Vec::new(),
+        };
+        bytes.reserve_exact(self.head.len() + usize::from(self.terminator_bytes));
+        bytes.splice(0..0, self.head.iter().copied());
+        bytes.extend_from_slice(&self.terminator[..usize::from(self.terminator_bytes)]);
+        bytes
+    }
+
     /// Stores the complete value under `key`.
     pub(crate) fn store(self, kv: &Kv, key: &[u8], options: &StoreOptions) -> StoreOutcome {
         match self.place {

@@ -14,7 +14,7 @@ pub(crate) mod tls;
 mod uring;
 
 pub(crate) use body::{Body, OutOfMemory};
-pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Output, PIN_BYTES_MIN};
+pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Mark, Output, PIN_BYTES_MIN};
 pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, TlsBuffers, TlsSocket, TlsStream};
 pub(crate) use uring::{BUNDLE, URING_BYTES, Uring};
 

@@ -40,6 +40,17 @@ pub(crate) struct Output {
     pinned_bytes: usize,
     /// The part of the output that has been sent.
     sent: Progress,
+    /// Whether the next reply follows others that have left this buffer before their time, because
+    /// it waited for them.
+    pub(crate) follows: bool,
+}
+
+/// A position within unsent output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark {
+    bytes: usize,
+    pins: usize,
+    pinned_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -222,6 +233,71 @@ impl Output {
         }
     }
 
+    /// Returns the position of the end.
+    #[inline]
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { bytes: self.bytes.len(), pins: self.pins.len(), pinned_bytes: self.pinned_bytes }
+    }
+
+    /// Returns the number of bytes after `mark`.
+    #[inline]
+    pub(crate) fn bytes_since(&self, mark: Mark) -> usize {
+        self.bytes.len() - mark.bytes + self.pinned_bytes - mark.pinned_bytes
+    }
+
+    /// Removes everything after `mark`, of which nothing has been sent, and returns it.
+    pub(crate) fn split_off(&mut self, mark: Mark) -> Output {
+        let bytes = self.bytes.split_off(mark.bytes);
+        let mut pins = self.pins.split_off(mark.pins);
+        pins.iter_mut().for_each(|pin| pin.at -= mark.bytes);
+        let pinned_bytes = self.pinned_bytes - mark.pinned_bytes;
+        self.pinned_bytes = mark.pinned_bytes;
+        Output { bytes, pins, pinned_bytes, ..Output::default() }
+    }
+
+    /// Appends everything from `other`, of which nothing has been sent, and leaves it empty.
+    pub(crate) fn append(&mut self, other: &mut Output) {
+        debug_assert_eq!(other.sent, Progress::default());
+        let before = self.bytes.len();
+        self.bytes.extend_from_slice(&other.bytes);
+        self.pins.extend(other.pins.drain(..).map(|pin| Pin { at: pin.at + before, ..pin }));
+        self.pinned_bytes += std::mem::take(&mut other.pinned_bytes);
+        other.clear();
+    }
+
+    /// Moves the first unsent bytes, at most `bytes_max`, to the end of `to`.
+    pub(crate) fn take_front(&mut self, bytes_max: usize, to: &mut Vec<u8>) {
+        let end = to.len() + bytes_max;
+        while to.len() < end {
+            let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
+            let used = self.gather(&mut pieces);
+            if used == 0 {
+                return self.clear();
+            }
+            let before = to.len();
+            for piece in &pieces[..used] {
+                let count = piece.len().min(end - to.len());
+                to.extend_from_slice(&piece[..count]);
+            }
+            let taken = to.len() - before;
+            self.advance(taken);
+        }
+        if self.unsent_bytes() == 0 {
+            self.clear();
+        }
+    }
+
+    /// Returns the number of bytes that have not been sent.
+    pub(crate) fn unsent_bytes(&self) -> usize {
+        let Progress { bytes, pin, chunk, within } = self.sent;
+        let pinned: usize = self.pins[pin..].iter().map(|pin| pin.value.bytes()).sum();
+        let sent: usize = match self.pins.get(pin) {
+            Some(pin) => (0..chunk).filter_map(|chunk| pin.value.chunk(chunk)).map(<[u8]>::len).sum(),
+            None => 0,
+        };
+        self.bytes.len() - bytes + pinned - sent - within
+    }
+
     /// Moves everything unsent to a separate buffer. Small values are copied; large ones stay
     /// pinned.
     pub(crate) fn take_unsent(&mut self) -> Output {
@@ -239,7 +315,7 @@ impl Output {
                 true => Progress { bytes: 0, pin: 0, ..self.sent },
                 false => Progress::default(),
             };
-            Output { bytes, pins, pinned_bytes: pinned, sent }
+            Output { bytes, pins, pinned_bytes: pinned, sent, ..Output::default() }
         };
         self.clear();
         taken
@@ -362,6 +438,29 @@ mod tests {
         let mut sink = Sink { taken: Vec::new(), room: usize::MAX, step: 4099 };
         assert!(output.send(&mut sink, &mut 0).is_ready());
         assert!(sink.taken == [b"earlier reply", &expected[..]].concat());
+    }
+
+    #[test]
+    fn output_can_be_cut_and_joined_at_any_point() {
+        let kv = kv();
+        for sizes in [&[3, 20_000, 0][..], &[9000, 70_000, 8192, 5]] {
+            let (mut output, first) = filled(&kv, sizes);
+            let mark = output.mark();
+            let (mut other, second) = filled(&kv, &[8193, 2, 150_000]);
+            output.append(&mut other);
+            assert!(other.is_empty());
+            assert_eq!(output.bytes_since(mark), second.len());
+            let rest = output.split_off(mark);
+            for (mut output, expected, step) in [(output, first, 4099), (rest, second, 8190)] {
+                let mut taken = Vec::new();
+                while !output.is_empty() {
+                    assert_eq!(output.unsent_bytes(), expected.len() - taken.len());
+                    output.take_front(step, &mut taken);
+                }
+                assert_eq!((output.sent, output.pinned_bytes()), (Progress::default(), 0));
+                assert!(taken == expected, "in steps of {step}");
+            }
+        }
     }
 
     #[test]
