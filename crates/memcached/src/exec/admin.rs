@@ -224,7 +224,7 @@ fn dump(executor: &Executor<'_>, is_known: bool, kind: DumpKind) -> Result<DumpK
     };
     if !executor.shared.live.dump_commands() {
         Err(words[0])
-    } else if !executor.out.is_empty() {
+    } else if executor.follows() {
         Err(words[1])
     } else if !is_known {
         Err(BAD_CLASS)
@@ -268,7 +268,7 @@ fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [
     if !executor.shared.live.watch_command() {
         return Err(WATCH_NOT_ALLOWED);
     }
-    if !executor.out.is_empty() {
+    if executor.follows() {
         return Err(b"ERROR cannot pipeline other commands before watch\r\n");
     }
     if tokens.len() == 1 {
@@ -282,6 +282,11 @@ fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [
 }
 
 impl Executor<'_> {
+    /// Returns whether the request follows others of the same batch.
+    fn follows(&self) -> bool {
+        !self.out.is_empty() || self.out.follows
+    }
+
     /// Replies to a client that cannot watch.
     #[cold]
     pub(crate) fn refuse_watcher(&mut self, refused: Refused) {

@@ -152,6 +152,28 @@ fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> N
     Next::Continue
 }
 
+/// Writes the reply for one key of the retrieval `get`, if the key is found. An error is the end of
+/// the reply.
+pub(crate) fn one_of_many(
+    executor: &mut Executor<'_>,
+    get: &Get<'_>,
+    key: &[u8],
+) -> Result<(), &'static [u8]> {
+    let Some(exptime) = get.exptime else {
+        if get.with_cas {
+            read_batch::<false, true>(executor, &[key]);
+        } else {
+            read_batch::<false, false>(executor, &[key]);
+        }
+        return Ok(());
+    };
+    let expiry = executor.shared.clock.expiry(exptime);
+    match touch_one(executor, key, executor.kv().hash(key), expiry, get.with_cas) {
+        Err(Miss::OutOfMemory) => Err(reply::OUT_OF_MEMORY),
+        _ => Ok(()),
+    }
+}
+
 /// Writes the reply for one key of a `get` if the key is found, with `LAST` the complete reply.
 /// Returns whether the key was found. The caller counts hits and misses.
 #[inline(always)]

@@ -13,6 +13,8 @@
 //! | `delete`, `incr`, `decr`, `flush_all`, `flush_prefix` in all protocols | `change` |
 //! | `lru_crawler metadump`, `mgdump`, `stats cachedump` | `dump` |
 //! | `verbosity`, `watch`, `shutdown`, `slabs`, `lru`, `config get cluster` | `admin` |
+//!
+//! `target` says which node of a ring executes a request.
 
 mod admin;
 mod change;
@@ -20,10 +22,15 @@ mod dump;
 mod get;
 mod meta;
 mod store;
+mod target;
 
 pub(crate) use dump::{Dump, resume as resume_dump};
-pub(crate) use get::{many as get_many, plain_keys as get_plain_keys, plain_run as get_plain_run};
-pub(crate) use store::{Begun, begin_binary, begin_text, finish, refuse};
+pub(crate) use get::{
+    many as get_many, one_of_many as get_one_of_many, plain_keys as get_plain_keys,
+    plain_run as get_plain_run,
+};
+pub(crate) use store::{Begun, begin_binary, begin_text, finish, may_be_collected, refuse};
+pub(crate) use target::{Target, away, binary_target, body_key, text_target};
 
 use crate::settings::MEMCACHED_VERSION;
 use crate::shared::Shared;

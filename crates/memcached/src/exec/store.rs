@@ -94,6 +94,12 @@ impl Executor<'_> {
         if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
     }
 
+    /// Returns whether a value of this size may be collected in a buffer.
+    fn may_be_collected(&self, key: &[u8], value_bytes: usize, client_flags: u32) -> bool {
+        let fits = self.fits(key, value_bytes, client_flags);
+        fits && value_bytes < self.shared.live.connection_bytes_max()
+    }
+
     /// Frees memory that is reserved for a client that does not send the announced value.
     #[cold]
     fn close_stalled(&self) {
@@ -205,6 +211,25 @@ fn text_refused(executor: &mut Executor<'_>, header: &StoreHeader<'_>, refusal: 
         executor.remove(header.key);
     }
     executor.reply_unless(header.noreply, refusal.words());
+}
+
+/// Returns whether a value that has not arrived completely may be collected in a buffer, for another
+/// node. A value that this node would refuse is not collected.
+pub(crate) fn may_be_collected(executor: &Executor<'_>, protocol: Protocol, head: &[u8]) -> bool {
+    match announced(protocol, head) {
+        Some(Announced::Text(BodyHeader::Store(header))) => {
+            executor.may_be_collected(header.key, header.value_len, header.flags)
+        }
+        Some(Announced::Text(BodyHeader::MetaSet(header))) => {
+            let mut buffer = KeyBuffer::new();
+            let key = header.key.bytes(&mut buffer);
+            executor.may_be_collected(key, header.value_len, header.flags.client_flags())
+        }
+        Some(Announced::Binary(header)) => {
+            executor.may_be_collected(header.key, header.value_len, header.flags)
+        }
+        None => false,
+    }
 }
 
 /// Finds a destination for the value of a text or meta request that has not arrived completely.

@@ -67,6 +67,8 @@ pub(crate) enum Outcome<'a> {
         /// reply has been delivered.
         own: &'a [u8],
         flags: Flags,
+        /// The name of the node.
+        node: &'a str,
         why: Why,
     },
 }
@@ -362,7 +364,7 @@ impl Lanes {
                 }
                 Answer::NotMine { map_version, flags, own } => {
                     not_mine += 1;
-                    Outcome::Failed { own, flags, why: Why::NotMine(map_version) }
+                    Outcome::Failed { own, flags, node: &lane.peer.name, why: Why::NotMine(map_version) }
                 }
             };
             each(to, id, outcome);
@@ -411,7 +413,11 @@ impl Lanes {
                 Executed::Maybe | Executed::Partly => Why::Lost,
             };
             *(if why == Why::Away { &mut away } else { &mut lost }) += 1;
-            each(to, LaneId { lane: at as u16, request }, Outcome::Failed { own, flags, why });
+            each(
+                to,
+                LaneId { lane: at as u16, request },
+                Outcome::Failed { own, flags, node: &lane.peer.name, why },
+            );
         };
         let resumes = resumes && lane.outbound.is_ended() && lane.is_wanted;
         match resumes {
