@@ -30,8 +30,20 @@ impl Connection {
     /// replies.
     #[inline]
     pub(crate) fn waits_for_request(&self) -> bool {
-        let waits = matches!(self.phase, Phase::Command) && !self.runnable && self.input.is_empty();
-        waits && self.output.is_none()
+        let is_idle = matches!(self.phase, Phase::Command) || self.is_routed_at_rest();
+        is_idle && !self.runnable && self.input.is_empty() && self.output.is_none()
+    }
+
+    /// Returns whether this is a connection of a ring.
+    #[cold]
+    pub(super) fn is_routed(&self) -> bool {
+        matches!(self.phase, Phase::Routed(_))
+    }
+
+    /// Returns whether this is a connection of a ring that waits for a new request.
+    #[cold]
+    pub(super) fn is_routed_at_rest(&self) -> bool {
+        matches!(&self.phase, Phase::Routed(routed) if routed.waits_for_request())
     }
 
     /// Returns whether the log thread sends lines to this client.
@@ -115,10 +127,10 @@ impl Connection {
         if self.runnable {
             return self.run_held(context, io, budget);
         }
-        if let Phase::Body(body) = &mut self.phase
-            && body.value_missing() >= DIRECT_READ_BYTES_MIN
+        if !matches!(self.phase, Phase::Command)
+            && let Some(result) = self.step_unusual(context, io)
         {
-            return self.read_body(context, io);
+            return result;
         }
         let held = self.input.len();
         if held > INPUT_BYTES - READ_BYTES {
@@ -141,7 +153,7 @@ impl Connection {
             }
         };
         if fresh == 0 {
-            return Some(DriveResult::Close);
+            return Some(self.end_of_stream());
         }
         context.counters.received_bytes.add(fresh as u64);
         if held > 0 {
@@ -153,6 +165,45 @@ impl Connection {
         }
         context.input = buffer;
         result
+    }
+
+    /// Performs a step in a phase other than `Command`. Returns `None` if it begins with a read of
+    /// requests.
+    #[cold]
+    fn step_unusual(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+    ) -> Option<Option<DriveResult>> {
+        let is_large = |phase: &Phase| matches!(phase, Phase::Body(body) if body.value_missing() >= DIRECT_READ_BYTES_MIN);
+        match &mut self.phase {
+            Phase::Routed(routed) if routed.is_blocked || routed.is_ending => Some(Some(DriveResult::Wait)),
+            Phase::Routed(routed) if is_large(&routed.phase) => {
+                let phase = std::mem::replace(&mut routed.phase, Phase::Command);
+                let routed = std::mem::replace(&mut self.phase, phase);
+                let result = self.read_body(context, io, true);
+                let phase = std::mem::replace(&mut self.phase, routed);
+                if let Phase::Routed(routed) = &mut self.phase {
+                    routed.phase = phase;
+                }
+                Some(if result == Some(DriveResult::Close) { Some(self.end_of_stream()) } else { result })
+            }
+            phase if is_large(phase) => Some(self.read_body(context, io, false)),
+            _ => None,
+        }
+    }
+
+    /// Returns what follows the end of the client's stream: replies that are awaited are still
+    /// sent.
+    #[cold]
+    fn end_of_stream(&mut self) -> DriveResult {
+        match &mut self.phase {
+            Phase::Routed(routed) if !routed.is_idle() => {
+                routed.is_ending = true;
+                DriveResult::Wait
+            }
+            _ => DriveResult::Close,
+        }
     }
 
     /// Sends the replies that the client has not accepted yet. Returns `None` once all of them are
@@ -220,7 +271,7 @@ impl Connection {
         let read = io.read(&mut self.input[held..]);
         self.input.truncate(held + if let Poll::Ready(Ok(count)) = read { count } else { 0 });
         match read {
-            Poll::Ready(Ok(0) | Err(_)) => Some(DriveResult::Close),
+            Poll::Ready(Ok(0) | Err(_)) => Some(self.end_of_stream()),
             Poll::Ready(Ok(count)) => {
                 context.counters.received_bytes.add(count as u64);
                 self.run_held(context, io, budget)
@@ -229,8 +280,14 @@ impl Connection {
         }
     }
 
-    /// Reads a large value directly into its destination.
-    fn read_body(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
+    /// Reads a large value directly into its destination. If it `is_routed`, what follows from that
+    /// is left to the next step.
+    fn read_body(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+        is_routed: bool,
+    ) -> Option<DriveResult> {
         let Phase::Body(body) = &mut self.phase else { return None };
         let more_bytes = body.growth_bytes();
         if more_bytes > 0 {
@@ -242,6 +299,10 @@ impl Connection {
             }
         }
         let Some(spare) = body.spare() else {
+            if is_routed {
+                self.runnable = true;
+                return None;
+            }
             self.refuse_body(&mut context.executor());
             return self.send(context, io);
         };
@@ -250,6 +311,10 @@ impl Connection {
             Poll::Ready(Ok(count)) => {
                 context.counters.received_bytes.add(count as u64);
                 body.advance(count);
+                if is_routed {
+                    self.runnable |= body.missing() == 0;
+                    return None;
+                }
                 if body.missing() == 0 {
                     let mut executor = context.executor();
                     self.finish_body(&mut executor);

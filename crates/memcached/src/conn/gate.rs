@@ -54,7 +54,7 @@ impl Connection {
             Protocol::Binary => self.sasl_gate(&mut gate, executor, input),
         }?;
         self.phase = match passage {
-            Passage::Open => Phase::Command,
+            Passage::Open => self.idle_phase(executor.shared),
             Passage::Shut => Phase::Gate(gate),
             Passage::Close => {
                 self.info.set_broken();

@@ -22,17 +22,23 @@
 //! | `drive` | reads and sends, within a budget after which others are served |
 //! | `requests` | decodes and executes requests, and continues unfinished ones; where a protocol is added |
 //! | `gate` | the phase before the others where clients must authenticate |
+//! | `route` | in a ring: requests are executed here, or passed to the owner of their key |
+//! | `places` | in a ring: the replies that are awaited, in the order of the requests |
+//! | `merge` | in a ring: replies that several nodes give together |
 
 mod drive;
 mod gate;
+mod merge;
+mod places;
 mod requests;
+mod route;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use drive::DriveResult;
 
 use crate::connections::{
-    ConnInfo, ConnState, Endpoints, HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase, HeldMemory,
+    After, ConnInfo, ConnState, Endpoints, HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase, HeldMemory,
     Holder, Memory,
 };
 use crate::exec::{Begun, Dump, Executor};
@@ -43,6 +49,7 @@ use crate::telemetry::counters::Counters;
 use crate::telemetry::watch::Subscription;
 use cached_proto::Protocol;
 use cached_proto::text::GetCursor;
+use places::Routed;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -99,14 +106,19 @@ impl Connection {
     /// Returns the memory that this connection keeps while it waits. `tls_bytes` is the memory of
     /// its TLS buffers.
     fn held(&self, tls_bytes: usize) -> HeldMemory {
-        let (body, arriving_bytes) = match &self.phase {
+        let (phase, routed) = match &self.phase {
+            Phase::Routed(routed) => (&routed.phase, routed.held_bytes()),
+            phase => (phase, (0, 0)),
+        };
+        let (body, arriving_bytes) = match phase {
             Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
             _ => (0, 0),
         };
         let output = self.output.as_deref();
+        let output_bytes = output.map_or(0, Output::capacity);
         HeldMemory {
-            buffer_bytes: self.input.capacity() + output.map_or(0, Output::capacity) + body + tls_bytes,
-            pinned_bytes: output.map_or(0, Output::pinned_bytes),
+            buffer_bytes: self.input.capacity() + output_bytes + routed.0 + body + tls_bytes,
+            pinned_bytes: output.map_or(0, Output::pinned_bytes) + routed.1,
             arriving_bytes,
         }
     }
@@ -114,29 +126,47 @@ impl Connection {
     /// Publishes the connection's memory and state. Called after each drive, before the connection
     /// waits. `tls_bytes` is the memory of its TLS buffers.
     #[inline]
-    pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) -> Memory {
+    pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) -> After {
         let waits = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
         let plain = waits && tls_bytes == 0;
         if !plain || self.is_reported {
-            self.is_reported = !plain;
-            return self.publish(shared, tls_bytes);
+            return self.publish(shared, tls_bytes, plain);
         }
-        Memory::Enough
+        After::Nothing
     }
 
     #[cold]
-    fn publish(&mut self, shared: &Shared, tls_bytes: usize) -> Memory {
+    fn publish(&mut self, shared: &Shared, tls_bytes: usize, mut plain: bool) -> After {
         let within_value = std::mem::take(&mut self.within_value);
-        self.info.set_state(match &self.phase {
-            _ if self.output.is_some() => ConnState::Write,
+        let (phase, has_places) = match &self.phase {
+            Phase::Routed(routed) => (&routed.phase, routed.has_places()),
+            phase => (phase, false),
+        };
+        self.info.set_state(match phase {
+            _ if self.output.is_some() || has_places => ConnState::Write,
             Phase::Body(_) => ConnState::ReadBody,
             Phase::Command if within_value && !self.input.is_empty() => ConnState::ReadBody,
             Phase::Swallow(_) => ConnState::Swallow,
             Phase::Watch(_) => ConnState::Watch,
-            Phase::Gate(_) | Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
+            Phase::Gate(_) | Phase::Command | Phase::Get { .. } | Phase::Dump(_) | Phase::Routed(_) => {
+                ConnState::Read
+            }
         });
+        let held = self.held(tls_bytes);
+        let mut after = After::Nothing;
+        if let Phase::Routed(routed) = &mut self.phase {
+            if routed.take_queued() {
+                after = After::Lanes;
+            }
+            // The sums are too costly for each request that is passed on.
+            plain = held.buffer_bytes <= ROUTED_BYTES_MIN && held.pinned_bytes + held.arriving_bytes == 0;
+            if plain && !self.is_reported {
+                return after;
+            }
+        }
+        self.is_reported = !plain;
         let now = shared.clock.now_secs();
-        self.info.record(self.held(tls_bytes), now);
+        self.info.record(if plain { HeldMemory::default() } else { held }, now);
         // Memory held for slow readers is unavailable to all other clients.
         let limit = HeldMemory {
             buffer_bytes: shared.live.connection_bytes_max(),
@@ -144,9 +174,15 @@ impl Connection {
             // The store itself limits the memory of arriving values.
             arriving_bytes: usize::MAX,
         };
-        shared.connections.enforce_limits(limit, shared.live.connections_max(), now)
+        match shared.connections.enforce_limits(limit, shared.live.connections_max(), now) {
+            Memory::Short => After::Short,
+            Memory::Enough => after,
+        }
     }
 }
+
+/// A connection of a ring that holds no more than this is not counted.
+const ROUTED_BYTES_MIN: usize = 1 << 10;
 
 /// The position of a connection within its input, between two bytes.
 enum Phase {
@@ -165,6 +201,8 @@ enum Phase {
     Swallow(usize),
     /// Receiving log lines from the log thread; input is ignored.
     Watch(Subscription),
+    /// Of a ring: the phase within the input is in the box.
+    Routed(Box<Routed>),
 }
 
 /// The state of a client that is not authenticated.
@@ -238,9 +276,14 @@ impl Connection {
     /// Returns whether the connection is between two requests, or within a request of which only
     /// the beginning has arrived, and holds no resource of the store.
     pub(crate) fn is_at_rest(&self) -> bool {
-        let is_between = match self.phase {
+        let phase = match &self.phase {
+            Phase::Routed(routed) if !routed.is_idle() => return false,
+            Phase::Routed(routed) => &routed.phase,
+            phase => phase,
+        };
+        let is_between = match phase {
             Phase::Command | Phase::Gate(_) | Phase::Swallow(_) | Phase::Watch(_) => true,
-            Phase::Get { .. } | Phase::Dump(_) | Phase::Body(_) => false,
+            Phase::Get { .. } | Phase::Dump(_) | Phase::Body(_) | Phase::Routed(_) => false,
         };
         is_between && self.output.is_none() && !self.closing
     }
@@ -252,7 +295,11 @@ impl Connection {
         if !self.is_at_rest() || self.info.is_encrypted || self.input.len() > HANDED_INPUT_BYTES_MAX {
             return None;
         }
-        let phase = match self.phase {
+        let phase = match &self.phase {
+            Phase::Routed(routed) => &routed.phase,
+            phase => phase,
+        };
+        let phase = match *phase {
             Phase::Command => HandedPhase::Command,
             Phase::Gate(Gate { swallow, started, failures }) => {
                 HandedPhase::Gate { swallow: swallow as u64, is_started: started, failures }
@@ -295,7 +342,11 @@ impl Connection {
     /// Returns how many bytes of the current request must still be read before the connection can
     /// be at rest.
     pub(crate) fn missing_bytes(&self) -> usize {
-        match &self.phase {
+        let phase = match &self.phase {
+            Phase::Routed(routed) => &routed.phase,
+            phase => phase,
+        };
+        match phase {
             Phase::Body(body) => body.missing(),
             _ => 0,
         }

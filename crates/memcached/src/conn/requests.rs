@@ -19,11 +19,11 @@ use std::sync::Arc;
 
 /// Values up to this size are collected in the input buffer; larger ones are read directly into
 /// their destination.
-const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
+pub(super) const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
 
 /// The number of input bytes that one request consumed, and how the connection continues; or the
 /// reason why execution stops.
-type Executed = Result<(usize, Next), StopReason>;
+pub(super) type Executed = Result<(usize, Next), StopReason>;
 
 impl Connection {
     /// Executes the complete requests in `input`; replies go to the output buffer. Returns the
@@ -43,6 +43,15 @@ impl Connection {
         loop {
             let rest = &input[used..];
             if !matches!(self.phase, Phase::Command) {
+                if self.is_routed() {
+                    self.scanned = std::mem::take(&mut scanned);
+                    let (count, stop) = self.route(&mut executor, client, rest, budget);
+                    used += count;
+                    match stop {
+                        Some(stop) => return (used, stop),
+                        None => continue,
+                    }
+                }
                 match self.resume(&mut executor, rest) {
                     Ok(count) => {
                         used += count;
@@ -115,7 +124,7 @@ impl Connection {
 
     /// Makes this connection a watcher.
     #[cold]
-    fn subscribe(
+    pub(super) fn subscribe(
         &self,
         shared: &Shared,
         client: BorrowedFd<'_>,
@@ -137,7 +146,12 @@ impl Connection {
     /// Executes the text or meta request at the front of `rest`. The first `scanned` bytes of
     /// `rest` are known to contain no line feed.
     #[inline(always)]
-    fn text_request(&mut self, executor: &mut Executor<'_>, rest: &[u8], scanned: usize) -> Executed {
+    pub(super) fn text_request(
+        &mut self,
+        executor: &mut Executor<'_>,
+        rest: &[u8],
+        scanned: usize,
+    ) -> Executed {
         match text::decode_line(rest, scanned, &Limits::DEFAULT) {
             Decoded::Request { request, consumed } => match exec::text(executor, &request) {
                 Next::Suspend(cursor) => {
@@ -165,7 +179,7 @@ impl Connection {
 
     /// Executes the binary request at the front of `rest`.
     #[inline(always)]
-    fn binary_request(&mut self, executor: &mut Executor<'_>, rest: &[u8]) -> Executed {
+    pub(super) fn binary_request(&mut self, executor: &mut Executor<'_>, rest: &[u8]) -> Executed {
         match binary::decode(rest) {
             Decoded::Request { request, consumed } => match exec::binary(executor, &request) {
                 Next::Defer => Err(StopReason::Budget),
@@ -238,7 +252,7 @@ impl Connection {
     pub(super) fn resume(&mut self, executor: &mut Executor<'_>, input: &[u8]) -> Result<usize, StopReason> {
         match &mut self.phase {
             Phase::Gate(_) => self.pass_gate(executor, input),
-            Phase::Command => Ok(0),
+            Phase::Command | Phase::Routed(_) => Ok(0),
             Phase::Get { cursor, line_bytes } => match exec::get_many(executor, &mut cursor.resume(input)) {
                 Next::Suspend(further) => {
                     *cursor = further;

@@ -65,6 +65,17 @@ pub(crate) enum Memory {
     Short,
 }
 
+/// What a worker does once it has driven a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    Nothing,
+    /// Connections of this worker may have to be closed ([`Memory::Short`]), and its lanes may have
+    /// something to send.
+    Short,
+    /// The worker's lanes have something to send.
+    Lanes,
+}
+
 /// Once this many bytes of buffers have been freed, returning memory to the system is worthwhile.
 const FREED_BYTES_MIN: usize = 4 << 20;
 

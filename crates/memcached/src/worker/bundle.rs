@@ -14,7 +14,7 @@
 //! the connection is then driven again, so bytes keep their order.
 
 use super::{ReadAhead, Worker};
-use crate::connections::Memory;
+use crate::connections::After;
 use crate::stream::{AHEAD_BYTES, BUNDLE, GROUP, Socket, Transport, URING_BYTES, Uring};
 use crate::telemetry::heartbeat::Activity;
 use rustix::event::epoll;
@@ -288,7 +288,7 @@ impl Worker {
         }
         if !rest.is_empty() {
             slot.connection.hold_unsent(rest, reply.next == Next::Close);
-            if slot.connection.update_info(&self.shared, 0) == Memory::Short {
+            if slot.connection.update_info(&self.shared, 0) == After::Short {
                 self.close_requested();
             }
         }

@@ -39,7 +39,7 @@ pub(crate) use bundle::BUNDLE_BYTES;
 pub(crate) use udp::udp_bytes_max;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
-use crate::connections::{AcceptedConnection, Command, Memory};
+use crate::connections::{AcceptedConnection, After, Command};
 use crate::shared::Shared;
 use crate::stats::Work;
 use crate::stream::{
@@ -482,11 +482,11 @@ impl Worker {
             }
             return self.close_slot(number);
         }
-        let memory = slot.connection.update_info(&self.shared, tls_bytes);
+        let after = slot.connection.update_info(&self.shared, tls_bytes);
         if sends_first {
             self.send_queued();
         }
-        if memory == Memory::Short {
+        if after == After::Short {
             self.close_requested();
         }
         if result == DriveResult::Yield {

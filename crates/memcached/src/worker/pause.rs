@@ -7,7 +7,7 @@
 
 use super::Worker;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
-use crate::connections::{Memory, Pause, Paused, PausedConnection, Verdict};
+use crate::connections::{After, Pause, Paused, PausedConnection, Verdict};
 use crate::stream::Socket;
 use crate::telemetry::heartbeat::Activity;
 use std::os::fd::{AsFd, AsRawFd};
@@ -91,7 +91,7 @@ impl Worker {
         match result {
             DriveResult::Close => self.close_slot(number),
             DriveResult::Wait | DriveResult::Yield => {
-                if slot.connection.update_info(&self.shared, tls_bytes) == Memory::Short {
+                if slot.connection.update_info(&self.shared, tls_bytes) == After::Short {
                     self.close_requested();
                 }
             }

@@ -1,0 +1,497 @@
+//! The replies of a connection of a ring that have not been sent, in the order of its requests.
+//!
+//! ```text
+//!  requests   get a (own)   get b (node b)   get c (own)   get d (node c)
+//!             ▼             ▼                ▼             ▼
+//!  ready ◄────┘   places: [ Peer: awaited │ Own: "END␍␊" │ Peer: "VALUE d …" ]
+//!                             ▲ first         └ waits for its turn
+//! ```
+//! A place is a position in this order. A reply that comes before its turn waits in its place; once
+//! the first place has its reply, this reply and all complete ones after it become ready.
+
+use super::Phase;
+use super::merge::{Every, Merge, Walked};
+use crate::exec::{self, Executor};
+use crate::ring::{LaneId, Lanes, Outcome, Refused, Why};
+use crate::stream::{FULL_BYTES, Output};
+use cached_ring::wire::MESSAGE_BYTES_MAX;
+use cached_ring::{Flags, NodeIndex, Slot, Waiter};
+use std::collections::VecDeque;
+
+/// The maximum number of places.
+const PLACES_MAX: usize = 1024;
+/// The maximum number of places whose replies are merged from those of several nodes.
+const MERGES_MAX: u32 = 8;
+/// The maximum number of bytes of all awaited replies together, by their usual length.
+const AWAITED_BYTES_MAX: usize = 192 << 10;
+/// The minimum of a connection's usual length of a reply.
+const REPLY_BYTES_MIN: usize = 512;
+/// A buffer up to this capacity is kept between replies.
+const KEPT_BYTES: usize = 1 << 10;
+
+/// The state of a connection of a ring, besides that of any connection.
+pub(super) struct Routed {
+    /// The position of the connection within its input, as for other connections: never `Gate`,
+    /// `Watch` or `Routed`.
+    pub(super) phase: Phase,
+    /// Distinguishes this connection from earlier ones in its slot of the worker.
+    tag: u32,
+    /// Replies whose turn has come.
+    ready: Output,
+    places: VecDeque<Place>,
+    /// The number of the first place.
+    first: u32,
+    /// The bytes of replies that wait in places.
+    waiting_bytes: usize,
+    /// The number of awaited replies.
+    awaited: usize,
+    /// The usual length of a peer's reply.
+    reply_bytes: usize,
+    /// The number of incomplete retrievals that are read in steps. Until these are complete, the
+    /// connection changes nothing, or they would read what is written after them.
+    pub(super) reading: u32,
+    /// The number of `Merge` places.
+    merges: u32,
+    /// The slot of the key whose value arrives in `phase`, if that value is for another node.
+    pub(super) body_to: Option<Slot>,
+    /// A request with a large value of which the lane has not taken all parts.
+    pub(super) sending: Option<Sending>,
+    /// Whether the input begins with a request that waits: for replies, or for space in a lane.
+    pub(super) is_blocked: bool,
+    /// Whether a request has waited until no place is left.
+    pub(super) has_waited: bool,
+    /// Whether the client sends nothing more: the connection ends after the last place.
+    pub(super) is_ending: bool,
+    /// Whether a lane has been given something since the worker last asked.
+    has_queued: bool,
+}
+
+/// The position of one reply.
+enum Place {
+    /// Replies of this node. Neighbours share a place.
+    Own(Output),
+    Peer(Peer),
+    Merge(Box<Merge>),
+    Every(Box<Every>),
+    /// A reply of which the rest is lost. The connection must be closed after these bytes.
+    Cut(Vec<u8>),
+}
+
+/// A reply of one other node.
+struct Peer {
+    id: LaneId,
+    got: Vec<u8>,
+    state: Answered,
+    /// Whether it counts in `Routed::reading`.
+    in_steps: bool,
+}
+
+/// How much of a reply has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answered {
+    /// Nothing since it was asked for.
+    Awaited,
+    /// A part. The node sends the next one when it is asked to.
+    Part,
+    /// All.
+    Whole,
+}
+
+/// A request with a large value that is being passed to its lane in parts.
+pub(super) struct Sending {
+    pub(super) slot: Slot,
+    pub(super) is_binary: bool,
+    /// The whole request.
+    pub(super) bytes: Vec<u8>,
+    /// The request in its lane, and the number of bytes that the lane has taken.
+    pub(super) sent: Option<(LaneId, usize)>,
+}
+
+/// The lanes of the worker, and what the connection needs to use them.
+pub(super) struct Way<'a> {
+    pub(super) lanes: &'a mut Lanes,
+    /// The connection's slot in the worker.
+    pub(super) slot: u32,
+    /// Whether the connection is a datagram, which cannot wait for a reply.
+    pub(super) is_datagram: bool,
+}
+
+/// There is no space in a lane. The connection is woken when there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NoRoom;
+
+impl Way<'_> {
+    /// Passes a request to a node. If that node is away, the error is the reply.
+    pub(super) fn request(
+        &mut self,
+        node: NodeIndex,
+        to: Waiter,
+        slot: Option<Slot>,
+        flags: Flags,
+        own: &[u8],
+    ) -> Result<Result<LaneId, Vec<u8>>, NoRoom> {
+        if !self.is_datagram {
+            match self.lanes.request(node, to, slot, flags, &[own]) {
+                Ok(id) => return Ok(Ok(id)),
+                Err(Refused::NoRoom(_)) => return Err(NoRoom),
+                Err(Refused::Away(_)) => {}
+            }
+        }
+        let mut reply = Vec::new();
+        let name = self.lanes.map().nodes().get(node.index()).map_or("", |node| node.name.as_str());
+        exec::away(&mut reply, flags.has(Flags::BINARY), own, name, Why::Away);
+        Ok(Err(reply))
+    }
+}
+
+impl Routed {
+    pub(super) fn new(phase: Phase, tag: u32) -> Routed {
+        Routed {
+            phase,
+            tag,
+            ready: Output::default(),
+            places: VecDeque::new(),
+            first: 0,
+            waiting_bytes: 0,
+            awaited: 0,
+            reply_bytes: REPLY_BYTES_MIN,
+            reading: 0,
+            merges: 0,
+            body_to: None,
+            sending: None,
+            is_blocked: false,
+            has_waited: false,
+            is_ending: false,
+            has_queued: false,
+        }
+    }
+
+    /// Returns whether no request waits for a reply, and no reply to be sent.
+    pub(super) fn is_idle(&self) -> bool {
+        self.places.is_empty() && self.ready.is_empty() && self.sending.is_none()
+    }
+
+    /// Returns whether input can be read before the connection is driven.
+    pub(super) fn waits_for_request(&self) -> bool {
+        matches!(self.phase, Phase::Command) && self.is_idle() && !self.is_blocked && !self.is_ending
+    }
+
+    /// Returns whether there are replies to wait for.
+    pub(super) fn has_places(&self) -> bool {
+        !self.places.is_empty()
+    }
+
+    /// Returns whether no request may be executed before a reply has come.
+    pub(super) fn is_full(&self) -> bool {
+        !self.places.is_empty()
+            && (self.places.len() >= PLACES_MAX
+                || self.waiting_bytes >= FULL_BYTES
+                || self.awaited * self.reply_bytes >= AWAITED_BYTES_MAX
+                || self.merges >= MERGES_MAX)
+    }
+
+    /// Returns whether a lane has been given something since the last call.
+    pub(super) fn take_queued(&mut self) -> bool {
+        std::mem::take(&mut self.has_queued)
+    }
+
+    /// Returns the bytes of the buffers, and the bytes of pinned values.
+    pub(super) fn held_bytes(&self) -> (usize, usize) {
+        let mut held = (self.ready.capacity(), self.ready.pinned_bytes());
+        for place in &self.places {
+            match place {
+                Place::Own(output) => {
+                    held.0 += output.capacity();
+                    held.1 += output.pinned_bytes();
+                }
+                Place::Peer(Peer { got, .. }) | Place::Cut(got) => held.0 += got.capacity(),
+                Place::Merge(merge) => held.0 += merge.held_bytes(),
+                Place::Every(_) => {}
+            }
+        }
+        held.0 += self.sending.as_ref().map_or(0, |sending| sending.bytes.capacity());
+        held.0 += self.places.capacity() * size_of::<Place>();
+        held
+    }
+
+    /// Returns who waits for the reply to the next request.
+    pub(super) fn waiter(&self, way: &Way<'_>) -> Waiter {
+        let place = self.first.wrapping_add(self.places.len() as u32);
+        Waiter { slot: way.slot, tag: self.tag, place, part: 0 }
+    }
+
+    /// Executes something at this node whose reply takes the next place.
+    #[inline]
+    pub(super) fn own<R>(
+        &mut self,
+        executor: &mut Executor<'_>,
+        execute: impl FnOnce(&mut Executor<'_>) -> R,
+    ) -> R {
+        if self.places.is_empty() {
+            return execute(executor);
+        }
+        let mut output = match self.places.back_mut() {
+            Some(Place::Own(output)) => std::mem::take(output),
+            _ => {
+                self.places.push_back(Place::Own(Output::default()));
+                Output::default()
+            }
+        };
+        let before = output.unsent_bytes();
+        std::mem::swap(executor.out, &mut output);
+        let result = execute(executor);
+        std::mem::swap(executor.out, &mut output);
+        self.waiting_bytes += output.unsent_bytes() - before;
+        if let Some(Place::Own(tail)) = self.places.back_mut() {
+            *tail = output;
+        }
+        result
+    }
+
+    /// Passes a request to another node; its reply takes the next place.
+    pub(super) fn forward(
+        &mut self,
+        executor: &mut Executor<'_>,
+        way: &mut Way<'_>,
+        to: (NodeIndex, Slot),
+        flags: Flags,
+        own: &[u8],
+        in_steps: bool,
+    ) -> Result<(), NoRoom> {
+        match way.request(to.0, self.waiter(way), Some(to.1), flags, own)? {
+            Ok(id) => self.await_reply(id, in_steps),
+            Err(reply) => self.own(executor, |executor| executor.out.bytes.extend_from_slice(&reply)),
+        }
+        Ok(())
+    }
+
+    /// Takes the next place for the reply of another node.
+    pub(super) fn await_reply(&mut self, id: LaneId, in_steps: bool) {
+        self.places.push_back(Place::Peer(Peer { id, got: Vec::new(), state: Answered::Awaited, in_steps }));
+        self.has_queued = true;
+        self.awaited += 1;
+        self.reading += u32::from(in_steps);
+    }
+
+    /// Takes the next place for a retrieval of keys of several nodes.
+    pub(super) fn merge(&mut self, merge: Merge) {
+        self.awaited += merge.awaited();
+        self.reading += 1;
+        self.merges += 1;
+        self.has_queued = true;
+        self.places.push_back(Place::Merge(Box::new(merge)));
+    }
+
+    /// Takes the next place for a request that every node executes.
+    pub(super) fn every(&mut self, every: Every) {
+        self.awaited += every.awaited();
+        self.has_queued = true;
+        self.places.push_back(Place::Every(Box::new(every)));
+    }
+
+    /// Passes as much of a large request on as its lane takes. Returns whether none is left.
+    pub(super) fn send(&mut self, executor: &mut Executor<'_>, way: &mut Way<'_>, node: NodeIndex) -> bool {
+        let Some(mut sending) = self.sending.take() else { return true };
+        let binary = if sending.is_binary { Flags::BINARY } else { Flags::NONE };
+        let done = loop {
+            let taken = sending.sent.map_or(0, |(_, taken)| taken);
+            let rest = &sending.bytes[taken..];
+            let part = &rest[..rest.len().min(MESSAGE_BYTES_MAX)];
+            let last = part.len() == rest.len();
+            match sending.sent {
+                None => {
+                    let flags = if last { binary } else { binary.with(Flags::PARTS) };
+                    match way.request(node, self.waiter(way), Some(sending.slot), flags, part) {
+                        Ok(Ok(id)) => {
+                            self.await_reply(id, false);
+                            sending.sent = Some((id, part.len()));
+                        }
+                        Ok(Err(reply)) => {
+                            self.own(executor, |executor| executor.out.bytes.extend_from_slice(&reply));
+                            break true;
+                        }
+                        Err(NoRoom) => break false,
+                    }
+                }
+                Some((id, taken)) => match way.lanes.part(way.slot, id, part, last) {
+                    Ok(()) => sending.sent = Some((id, taken + part.len())),
+                    Err(Refused::NoRoom(_)) => break false,
+                    // The place has its reply.
+                    Err(Refused::Away(_)) => break true,
+                },
+            }
+            self.has_queued = true;
+            if last {
+                break true;
+            }
+        };
+        if !done {
+            self.sending = Some(sending);
+        }
+        done
+    }
+
+    /// Moves the replies whose turn has come to the output, and asks for what is missing of the
+    /// first one. Returns whether the connection must be closed, because a reply is cut off.
+    pub(super) fn settle(&mut self, executor: &mut Executor<'_>, way: &mut Way<'_>) -> bool {
+        loop {
+            self.cascade();
+            if !self.ready.is_empty() {
+                executor.out.append(&mut self.ready);
+                if self.ready.capacity() > KEPT_BYTES {
+                    self.ready = Output::default();
+                }
+            }
+            if executor.out.is_full() {
+                return false;
+            }
+            let place = self.first;
+            match self.places.front_mut() {
+                Some(Place::Peer(peer)) if peer.state == Answered::Part => {
+                    way.lanes.more(peer.id);
+                    peer.state = Answered::Awaited;
+                    self.has_queued = true;
+                    return false;
+                }
+                Some(Place::Merge(merge)) => {
+                    let to = Waiter { slot: way.slot, tag: self.tag, place, part: 0 };
+                    let before = merge.awaited();
+                    let walked = merge.walk(executor, way, to);
+                    self.awaited = self.awaited + merge.awaited() - before;
+                    self.has_queued = true;
+                    match walked {
+                        Walked::Waits => return false,
+                        Walked::Done => {
+                            merge.abandon(way.lanes);
+                            self.awaited -= merge.awaited();
+                            self.reading -= 1;
+                            self.merges -= 1;
+                            self.pop();
+                        }
+                        Walked::Cut => return true,
+                    }
+                }
+                Some(Place::Cut(bytes)) => {
+                    executor.out.bytes.append(bytes);
+                    return true;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<Place> {
+        self.first = self.first.wrapping_add(1);
+        let place = self.places.pop_front();
+        if self.places.is_empty() && self.places.capacity() > PLACES_MAX / 16 {
+            self.places = VecDeque::new();
+        }
+        place
+    }
+
+    /// Moves the complete replies at the front, and the part that the first incomplete one has, to
+    /// the ready ones.
+    fn cascade(&mut self) {
+        while let Some(place) = self.places.front_mut() {
+            match place {
+                Place::Own(output) => {
+                    self.waiting_bytes -= output.unsent_bytes();
+                    self.ready.append(output);
+                }
+                Place::Peer(peer) => {
+                    self.waiting_bytes -= peer.got.len();
+                    self.ready.bytes.append(&mut peer.got);
+                    if peer.state != Answered::Whole {
+                        return;
+                    }
+                }
+                Place::Every(every) => match every.reply() {
+                    Some(reply) => self.ready.bytes.extend_from_slice(reply),
+                    None => return,
+                },
+                Place::Merge(_) | Place::Cut(_) => return,
+            }
+            self.pop();
+        }
+    }
+
+    /// Takes the answer of another node. Returns whether the connection can make progress.
+    pub(super) fn answer(&mut self, to: Waiter, id: LaneId, outcome: Outcome<'_>) -> bool {
+        let index = to.place.wrapping_sub(self.first) as usize;
+        let Some(place) = self.places.get_mut(index).filter(|_| to.tag == self.tag) else { return false };
+        let is_complete = !matches!(outcome, Outcome::Bytes { last: false, .. });
+        match place {
+            Place::Peer(peer) if peer.id == id => {
+                let before = peer.got.len();
+                peer.state = put(&mut peer.got, outcome);
+                let got_bytes = peer.got.len() - before;
+                self.waiting_bytes += got_bytes;
+                if is_complete {
+                    self.reading -= u32::from(peer.in_steps);
+                    self.reply_bytes =
+                        (self.reply_bytes - self.reply_bytes / 8 + got_bytes / 8).max(REPLY_BYTES_MIN);
+                }
+                if is_cut(outcome) {
+                    self.waiting_bytes -= peer.got.len();
+                    *place = Place::Cut(std::mem::take(&mut peer.got));
+                }
+            }
+            Place::Merge(merge) => {
+                if !merge.answer(to.part, id, outcome) {
+                    return false;
+                }
+            }
+            Place::Every(every) => {
+                if !every.answer(id, outcome) {
+                    return false;
+                }
+            }
+            // An answer to a request that nobody waits for any longer.
+            Place::Peer(_) | Place::Own(_) | Place::Cut(_) => return false,
+        }
+        if is_complete {
+            self.awaited -= 1;
+        }
+        if matches!(outcome, Outcome::Failed { .. })
+            && self.sending.as_ref().is_some_and(|sending| sending.sent.is_some_and(|(sent, _)| sent == id))
+        {
+            self.sending = None;
+        }
+        if index == 0 {
+            self.cascade();
+        }
+        index == 0
+    }
+
+    /// Tells the lanes that nobody waits for the replies.
+    pub(super) fn abandon(&self, lanes: &mut Lanes) {
+        for place in &self.places {
+            match place {
+                Place::Peer(peer) if peer.state != Answered::Whole => lanes.forget(peer.id),
+                Place::Merge(merge) => merge.abandon(lanes),
+                Place::Every(every) => every.abandon(lanes),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Adds an answer to the part of a reply that has arrived. Returns how much that is.
+pub(super) fn put(got: &mut Vec<u8>, outcome: Outcome<'_>) -> Answered {
+    match outcome {
+        Outcome::Bytes { bytes, last } => {
+            got.extend_from_slice(bytes);
+            if last { Answered::Whole } else { Answered::Part }
+        }
+        Outcome::Failed { .. } if is_cut(outcome) => Answered::Whole,
+        Outcome::Failed { own, flags, node, why } => {
+            exec::away(got, flags.has(Flags::BINARY), own, node, why);
+            Answered::Whole
+        }
+    }
+}
+
+/// Returns whether a part of the reply was delivered whose rest is lost.
+fn is_cut(outcome: Outcome<'_>) -> bool {
+    matches!(outcome, Outcome::Failed { own: b"", .. })
+}

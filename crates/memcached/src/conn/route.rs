@@ -1,0 +1,600 @@
+//! Requests of a connection of a ring: each is executed by the node that owns its key, this one or
+//! another.
+//!
+//! A connection of a ring is in [`Phase::Routed`], so the test by which other connections recognise
+//! an unfinished request leads here, and a server without a ring pays nothing.
+//!
+//! A request is decoded here. Its own bytes are passed to the owner, which decodes them again, and
+//! the reply comes back byte for byte. Requests without a key are executed here; those whose reply
+//! depends on earlier ones wait until these are answered.
+
+use super::drive::Budget;
+use super::merge::{Every, LINE_BYTES_MAX, Merge};
+use super::places::{NoRoom, Routed, Sending, Way};
+use super::requests::BUFFERED_BODY_BYTES_MAX;
+use super::{Connection, Phase, StopReason};
+use crate::exec::{self, Executor, Next, Target};
+use crate::ring::{LaneId, Lanes, Outcome, Route};
+use crate::shared::Shared;
+use crate::stream::{Body, OutOfMemory};
+use cached_proto::binary::sasl::is_sasl;
+use cached_proto::meta::KeyBuffer;
+use cached_proto::text::{Get, Request, TERMINATOR_LEN};
+use cached_proto::{Decoded, Limits, Protocol, binary, text};
+use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
+use std::os::fd::BorrowedFd;
+
+/// What became of the request at the front of the input.
+enum Step {
+    /// It was executed or passed on; it has this many bytes.
+    Done(usize),
+    /// It continues in the connection's phase, after this many bytes.
+    Phase(usize),
+    /// It waits for replies, or for space in a lane.
+    Blocked,
+    /// Execution stops after this many bytes.
+    Stop(usize, StopReason),
+    /// The connection is no longer routed: its client must authenticate, or has become a watcher.
+    Leave(usize),
+}
+
+impl Connection {
+    /// Makes this connection one of a ring. `tag` distinguishes it from earlier connections in its
+    /// slot of the worker.
+    pub(crate) fn join_ring(&mut self, tag: u32) {
+        if !matches!(self.phase, Phase::Gate(_)) {
+            let phase = std::mem::replace(&mut self.phase, Phase::Command);
+            self.phase = Phase::Routed(Box::new(Routed::new(phase, tag)));
+        }
+    }
+
+    /// Returns the phase of a connection whose client has just authenticated.
+    pub(super) fn idle_phase(&self, shared: &Shared) -> Phase {
+        match shared.ring.as_ref() {
+            None => Phase::Command,
+            Some(ring) => {
+                let tag = ring.lanes(self.info.worker).next_tag();
+                Phase::Routed(Box::new(Routed::new(Phase::Command, tag)))
+            }
+        }
+    }
+
+    /// Takes the answer of another node, for the place that `to` names. Returns whether the
+    /// connection must be driven, because it can make progress.
+    pub(crate) fn answer(&mut self, to: Waiter, id: LaneId, outcome: Outcome<'_>) -> bool {
+        let Phase::Routed(routed) = &mut self.phase else { return false };
+        let wakes = routed.answer(to, id, outcome);
+        self.runnable |= wakes;
+        wakes
+    }
+
+    /// Lets the next drive continue, because a lane has space again.
+    pub(crate) fn wake(&mut self) {
+        self.runnable |= matches!(self.phase, Phase::Routed(_));
+    }
+
+    /// Tells the lanes that the connection ends.
+    pub(crate) fn abandon(&self, lanes: &mut Lanes) {
+        if let Phase::Routed(routed) = &self.phase {
+            routed.abandon(lanes);
+        }
+    }
+
+    /// Executes or passes on the requests in `input`. Returns the number of bytes consumed, and the
+    /// reason why execution stopped; `None` if the connection is no longer routed.
+    #[inline(never)]
+    pub(super) fn route(
+        &mut self,
+        executor: &mut Executor<'_>,
+        client: BorrowedFd<'_>,
+        input: &[u8],
+        budget: &mut Budget,
+    ) -> (usize, Option<StopReason>) {
+        let Phase::Routed(mut routed) = std::mem::replace(&mut self.phase, Phase::Command) else {
+            return (0, None);
+        };
+        self.phase = std::mem::replace(&mut routed.phase, Phase::Command);
+        let mut result = (0, None);
+        if let Some(ring) = executor.shared.ring.as_ref() {
+            let mut lanes = ring.lanes(self.info.worker);
+            let mut way =
+                Way { lanes: &mut lanes, slot: self.info.slot() as u32, is_datagram: self.is_datagram() };
+            result = self.route_all(&mut routed, &mut way, executor, client, input, budget);
+        }
+        if !matches!(self.phase, Phase::Gate(_) | Phase::Watch(_)) {
+            routed.phase = std::mem::replace(&mut self.phase, Phase::Command);
+            self.phase = Phase::Routed(routed);
+        }
+        result
+    }
+
+    fn route_all(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        client: BorrowedFd<'_>,
+        input: &[u8],
+        budget: &mut Budget,
+    ) -> (usize, Option<StopReason>) {
+        let mut used = 0;
+        let mut scanned = std::mem::take(&mut self.scanned);
+        routed.is_blocked = false;
+        loop {
+            if routed.settle(executor, way) {
+                routed.abandon(way.lanes);
+                return (used, Some(StopReason::Close));
+            }
+            if executor.out.is_full() {
+                return (used, Some(StopReason::Output));
+            }
+            let rest = &input[used..];
+            if let Some(sending) = &routed.sending
+                && !self.send_rest_of(routed, way, executor, sending.slot)
+            {
+                routed.is_blocked = true;
+                return (used, Some(StopReason::Input));
+            }
+            if routed.is_ending {
+                let stop = if routed.has_places() { StopReason::Input } else { StopReason::Close };
+                return (used, Some(stop));
+            }
+            let step = if !matches!(self.phase, Phase::Command) {
+                self.continue_phase(routed, way, executor, rest)
+            } else if let Some(&first) = rest.first() {
+                if budget.has_no_request() {
+                    return (used, Some(StopReason::Budget));
+                }
+                match *self.protocol.get_or_insert_with(|| Protocol::detect(first)) {
+                    _ if routed.is_full() => Step::Blocked,
+                    Protocol::Text => self.route_text(routed, way, executor, client, rest, scanned),
+                    Protocol::Binary => self.route_binary(routed, way, executor, client, rest),
+                }
+            } else {
+                Step::Stop(0, StopReason::Input)
+            };
+            scanned = 0;
+            match step {
+                Step::Done(consumed) => {
+                    used += consumed;
+                    budget.take_request();
+                }
+                Step::Phase(consumed) => used += consumed,
+                Step::Blocked => {
+                    routed.is_blocked = true;
+                    return (used, Some(StopReason::Input));
+                }
+                Step::Stop(consumed, stop) => return (used + consumed, Some(stop)),
+                Step::Leave(consumed) => return (used + consumed, None),
+            }
+        }
+    }
+
+    /// Continues in a phase other than `Command`.
+    fn continue_phase(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        rest: &[u8],
+    ) -> Step {
+        match &mut self.phase {
+            // These replies are longer than the output, so they go out directly.
+            Phase::Get { .. } | Phase::Dump(_) if routed.has_places() => Step::Blocked,
+            Phase::Body(body) => {
+                let (used, result) = body.feed(rest);
+                let is_complete = body.missing() == 0;
+                match result {
+                    Err(OutOfMemory) => match routed.body_to {
+                        Some(slot) => return self.refuse_foreign_body(routed, way, executor, used, slot),
+                        None => routed.own(executor, |executor| self.refuse_body(executor)),
+                    },
+                    Ok(()) if !is_complete => return Step::Stop(used, StopReason::Input),
+                    Ok(()) => match routed.body_to.take() {
+                        Some(slot) => self.pass_body(routed, slot),
+                        None => routed.own(executor, |executor| self.finish_body(executor)),
+                    },
+                }
+                Step::Phase(used)
+            }
+            Phase::Swallow(_) if rest.is_empty() => Step::Stop(0, StopReason::Input),
+            _ => match self.resume(executor, rest) {
+                Ok(used) => Step::Phase(used),
+                Err(stop) => Step::Stop(0, stop),
+            },
+        }
+    }
+
+    /// Executes or passes on the text or meta request at the front of `rest`. The first `scanned`
+    /// bytes of `rest` are known to contain no line feed.
+    fn route_text(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        client: BorrowedFd<'_>,
+        rest: &[u8],
+        scanned: usize,
+    ) -> Step {
+        if let Some((key, consumed)) = text::plain_get(rest) {
+            let slot = slot_of(key);
+            if let Route::Peer(node) = way.lanes.route(slot) {
+                let own = &rest[..consumed];
+                let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
+                return forwarded.map_or(Step::Blocked, |()| Step::Done(consumed));
+            }
+        }
+        match text::decode(rest, scanned, &Limits::DEFAULT) {
+            Decoded::Request { request, consumed } => {
+                let own = &rest[..consumed];
+                let mut buffer = KeyBuffer::new();
+                let target = exec::text_target(&request, &mut buffer);
+                let is_read = matches!(target, Target::Keys(get) if get.exptime.is_none());
+                if routed.reading > 0 && !is_read {
+                    return Step::Blocked;
+                }
+                let route = match target {
+                    Target::Key(key) => {
+                        let slot = slot_of(key);
+                        (slot, way.lanes.route(slot))
+                    }
+                    Target::Keys(get) => return self.route_keys(routed, way, executor, &get, own),
+                    Target::Every => {
+                        let shared = executor.shared;
+                        let is_allowed = match request {
+                            Request::FlushAll(flush) => shared.live.flush_command() && flush.delay.is_some(),
+                            Request::FlushPrefix(_) => shared.live.flush_command(),
+                            _ => shared.settings.debug_clock,
+                        };
+                        let execute = |executor: &mut Executor<'_>| exec::text(executor, &request);
+                        return self.route_every(
+                            routed,
+                            way,
+                            executor,
+                            Flags::NONE,
+                            own,
+                            is_allowed,
+                            execute,
+                        );
+                    }
+                    Target::Here => {
+                        routed.own(executor, |executor| exec::text(executor, &request));
+                        return Step::Done(consumed);
+                    }
+                    Target::Alone => return self.execute_alone(routed, executor, client, rest),
+                };
+                match route {
+                    (_, Route::Own) => self.finish_text(routed, executor, &request, consumed),
+                    (slot, Route::Peer(node)) => {
+                        let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
+                        forwarded.map_or(Step::Blocked, |()| Step::Done(consumed))
+                    }
+                }
+            }
+            Decoded::Body { header, consumed, body_len } => {
+                let mut buffer = KeyBuffer::new();
+                let slot = slot_of(exec::body_key(&header, &mut buffer));
+                let begin = |executor: &mut Executor<'_>| exec::begin_text(executor, &header);
+                let head = (Protocol::Text, &rest[..consumed], body_len);
+                self.route_body(routed, way, executor, head, slot, begin)
+            }
+            Decoded::Refused(refused) if !refused.close => {
+                routed.own(executor, |executor| executor.out.bytes.extend_from_slice(refused.reply));
+                self.swallow(refused.swallow);
+                Step::Done(refused.consumed)
+            }
+            Decoded::Refused(_) | Decoded::Close => self.execute_alone(routed, executor, client, rest),
+            Decoded::Incomplete => {
+                self.scanned = rest.len();
+                Step::Stop(0, StopReason::Input)
+            }
+        }
+    }
+
+    /// Executes or passes on the binary request at the front of `rest`.
+    fn route_binary(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        client: BorrowedFd<'_>,
+        rest: &[u8],
+    ) -> Step {
+        match binary::decode(rest) {
+            Decoded::Request { request, consumed } => {
+                let own = &rest[..consumed];
+                let execute = |executor: &mut Executor<'_>| exec::binary(executor, &request);
+                match exec::binary_target(&request) {
+                    Target::Key(key) => {
+                        let slot = slot_of(key);
+                        if let Route::Peer(node) = way.lanes.route(slot) {
+                            let to = (node, slot);
+                            let forwarded = routed.forward(executor, way, to, Flags::BINARY, own, false);
+                            return forwarded.map_or(Step::Blocked, |()| Step::Done(consumed));
+                        }
+                        routed.own(executor, execute);
+                        Step::Done(consumed)
+                    }
+                    Target::Every => {
+                        let is_allowed = executor.shared.live.flush_command();
+                        self.route_every(routed, way, executor, Flags::BINARY, own, is_allowed, execute)
+                    }
+                    Target::Here => {
+                        routed.own(executor, execute);
+                        Step::Done(consumed)
+                    }
+                    // There is no binary retrieval of several keys.
+                    Target::Alone | Target::Keys(_) => self.execute_alone(routed, executor, client, rest),
+                }
+            }
+            Decoded::Body { header, consumed, body_len } => {
+                let begin = |executor: &mut Executor<'_>| exec::begin_binary(executor, &header);
+                let head = (Protocol::Binary, &rest[..consumed], body_len);
+                self.route_body(routed, way, executor, head, slot_of(header.key), begin)
+            }
+            Decoded::Refused(refused)
+                if !refused.close
+                    && !(is_sasl(refused.reply.head.opcode)
+                        && executor.shared.settings.auth.sasl.is_some()) =>
+            {
+                routed.own(executor, |executor| refused.reply.encode(&mut executor.out.bytes));
+                self.swallow(refused.swallow);
+                Step::Done(refused.consumed)
+            }
+            Decoded::Refused(_) | Decoded::Close => self.execute_alone(routed, executor, client, rest),
+            Decoded::Incomplete => Step::Stop(0, StopReason::Input),
+        }
+    }
+
+    /// Executes a text request whose keys this node owns.
+    fn finish_text(
+        &mut self,
+        routed: &mut Routed,
+        executor: &mut Executor<'_>,
+        request: &Request<'_>,
+        consumed: usize,
+    ) -> Step {
+        match routed.own(executor, |executor| exec::text(executor, request)) {
+            Next::Suspend(cursor) => {
+                self.phase = Phase::Get { cursor, line_bytes: consumed };
+                Step::Phase(0)
+            }
+            Next::Defer => Step::Stop(0, StopReason::Budget),
+            _ => Step::Done(consumed),
+        }
+    }
+
+    /// Executes the retrieval `get`, whose bytes are `own`: here, at another node, or at several.
+    fn route_keys(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        get: &Get<'_>,
+        own: &[u8],
+    ) -> Step {
+        let mut keys = *get;
+        let Some(first) = keys.next_key() else { return Step::Done(own.len()) };
+        let slot = slot_of(first);
+        let route = way.lanes.route(slot);
+        let (mut count, mut is_of_one) = (1, true);
+        while is_of_one && let Some(key) = keys.next_key() {
+            is_of_one = way.lanes.route(slot_of(key)) == route;
+            count += 1;
+        }
+        match route {
+            Route::Own if is_of_one => self.finish_text(routed, executor, &Request::Get(*get), own.len()),
+            Route::Peer(node) if is_of_one && own.len() <= LINE_BYTES_MAX => {
+                let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, count > 1);
+                forwarded.map_or(Step::Blocked, |()| Step::Done(own.len()))
+            }
+            _ => {
+                let to = routed.waiter(way);
+                routed.merge(Merge::begin(get, own, way, to));
+                Step::Done(own.len())
+            }
+        }
+    }
+
+    /// Executes the request `own` here, and if it `is_allowed`, at all other nodes.
+    #[expect(clippy::too_many_arguments, reason = "the state of the loop, and one request")]
+    fn route_every(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        flags: Flags,
+        own: &[u8],
+        is_allowed: bool,
+        execute: impl FnOnce(&mut Executor<'_>) -> Next,
+    ) -> Step {
+        if routed.reading > 0 {
+            return Step::Blocked;
+        }
+        let mark = executor.out.mark();
+        if execute(executor) == Next::Defer {
+            return Step::Stop(0, StopReason::Budget);
+        }
+        let mut reply = Vec::new();
+        executor.out.split_off(mark).take_front(usize::MAX >> 1, &mut reply);
+        if !is_allowed {
+            routed.own(executor, |executor| executor.out.bytes.extend_from_slice(&reply));
+            return Step::Done(own.len());
+        }
+        match Every::begin(own, reply, flags, way, routed.waiter(way)) {
+            Ok(every) => {
+                routed.every(every);
+                Step::Done(own.len())
+            }
+            Err(NoRoom) => Step::Blocked,
+        }
+    }
+
+    /// Executes the request at the front of `rest` once nothing waits for a reply.
+    #[cold]
+    fn execute_alone(
+        &mut self,
+        routed: &mut Routed,
+        executor: &mut Executor<'_>,
+        client: BorrowedFd<'_>,
+        rest: &[u8],
+    ) -> Step {
+        if !routed.is_idle() {
+            routed.has_waited = true;
+            return Step::Blocked;
+        }
+        executor.out.follows = std::mem::take(&mut routed.has_waited);
+        let executed = match self.protocol {
+            Some(Protocol::Binary) => self.binary_request(executor, rest),
+            _ => self.text_request(executor, rest, 0),
+        };
+        executor.out.follows = false;
+        let (consumed, next) = match executed {
+            Ok(executed) => executed,
+            Err(stop) => return Step::Stop(0, stop),
+        };
+        match next {
+            Next::Dump(dump) if self.is_datagram() && dump.is_of_all() => executor.refuse_dump(),
+            Next::Dump(dump) => {
+                self.phase = Phase::Dump(dump);
+                return Step::Phase(consumed);
+            }
+            Next::Watch(events) => match self.subscribe(executor.shared, client, events) {
+                Ok(subscription) => {
+                    self.phase = Phase::Watch(subscription);
+                    return Step::Leave(consumed);
+                }
+                Err(refused) => executor.refuse_watcher(refused),
+            },
+            Next::Close => return Step::Stop(consumed, StopReason::Close),
+            Next::Continue | Next::Suspend(_) | Next::Defer => {}
+        }
+        if matches!(self.phase, Phase::Gate(_)) { Step::Leave(consumed) } else { Step::Done(consumed) }
+    }
+}
+
+// Values that have not arrived completely.
+
+impl Connection {
+    /// Begins to receive a value, of which `body_len` bytes with its terminator follow the head.
+    fn route_body(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        (protocol, head, body_len): (Protocol, &[u8], usize),
+        slot: Slot,
+        begin: impl FnOnce(&mut Executor<'_>) -> exec::Begun,
+    ) -> Step {
+        if body_len <= BUFFERED_BODY_BYTES_MAX {
+            self.within_value = true;
+            return Step::Stop(0, StopReason::Input);
+        }
+        if routed.reading > 0 {
+            return Step::Blocked;
+        }
+        match way.lanes.route(slot) {
+            Route::Own => {
+                routed.body_to = None;
+                let begun = routed.own(executor, begin);
+                self.phase = Phase::of_body(begun, protocol, head, body_len);
+            }
+            Route::Peer(_) if !way.is_datagram && exec::may_be_collected(executor, protocol, head) => {
+                routed.body_to = Some(slot);
+                let terminator_bytes = if protocol == Protocol::Text { TERMINATOR_LEN } else { 0 };
+                let value_bytes = body_len - terminator_bytes;
+                self.phase = Phase::Body(Box::new(Body::collected(protocol, head, value_bytes)));
+            }
+            // The owner refuses the value as this node would.
+            Route::Peer(node) => {
+                if self.forward_head(routed, way, executor, (node, slot), protocol, head).is_err() {
+                    return Step::Blocked;
+                }
+                self.swallow(body_len);
+            }
+        }
+        Step::Done(head.len())
+    }
+
+    /// Passes the head of a request on whose value does not come.
+    fn forward_head(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        to: (NodeIndex, Slot),
+        protocol: Protocol,
+        head: &[u8],
+    ) -> Result<(), NoRoom> {
+        let flags = match protocol {
+            Protocol::Text => Flags::HEAD,
+            Protocol::Binary => Flags::HEAD.with(Flags::BINARY),
+        };
+        routed.forward(executor, way, to, flags, head, false)
+    }
+
+    /// Refuses a value for another node for which there is no memory.
+    #[cold]
+    fn refuse_foreign_body(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        used: usize,
+        slot: Slot,
+    ) -> Step {
+        let Phase::Body(body) = &self.phase else { return Step::Phase(used) };
+        let Route::Peer(node) = way.lanes.route(slot) else {
+            routed.body_to = None;
+            routed.own(executor, |executor| self.refuse_body(executor));
+            return Step::Phase(used);
+        };
+        let (protocol, head, missing) = (body.protocol, body.head.clone(), body.missing());
+        if self.forward_head(routed, way, executor, (node, slot), protocol, &head).is_err() {
+            return Step::Stop(used, StopReason::Budget);
+        }
+        routed.body_to = None;
+        self.phase = Phase::Swallow(missing);
+        Step::Phase(used)
+    }
+
+    /// Prepares to pass a complete value to the owner of its key.
+    fn pass_body(&mut self, routed: &mut Routed, slot: Slot) {
+        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
+        let is_binary = body.protocol == Protocol::Binary;
+        routed.sending = Some(Sending { slot, is_binary, bytes: body.into_request(), sent: None });
+    }
+
+    /// Passes on what is left of a request with a large value. Returns whether nothing is left.
+    fn send_rest_of(
+        &mut self,
+        routed: &mut Routed,
+        way: &mut Way<'_>,
+        executor: &mut Executor<'_>,
+        slot: Slot,
+    ) -> bool {
+        let is_begun = routed.sending.as_ref().is_some_and(|sending| sending.sent.is_some());
+        match way.lanes.route(slot) {
+            Route::Peer(node) => routed.send(executor, way, node),
+            // The lane knows the node to which the first part was passed.
+            Route::Own if is_begun => routed.send(executor, way, NodeIndex(0)),
+            // This node has become the owner while the value arrived.
+            Route::Own => {
+                let Some(Sending { is_binary, bytes, .. }) = routed.sending.take() else { return true };
+                routed.own(executor, |executor| match is_binary {
+                    true => {
+                        if let Decoded::Request { request, .. } = binary::decode(&bytes) {
+                            exec::binary(executor, &request);
+                        }
+                    }
+                    false => {
+                        if let Decoded::Request { request, .. } = text::decode(&bytes, 0, &Limits::DEFAULT) {
+                            exec::text(executor, &request);
+                        }
+                    }
+                });
+                true
+            }
+        }
+    }
+}
