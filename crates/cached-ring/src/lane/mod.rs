@@ -4,6 +4,8 @@
 
 mod inbound;
 mod outbound;
+#[cfg(test)]
+mod simulation_tests;
 
 pub use inbound::{Asked, Inbound};
 pub use outbound::{Answer, Executed, Failed, Outbound, RequestId, Waiter};

@@ -10,9 +10,9 @@ use crate::wire::{
 /// The maximum number of bytes that wait to be sent.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 /// The maximum number of bytes that wait to be sent, or for the answer to a request among them.
-const LOG_BYTES_MAX: usize = 512 << 10;
+pub(super) const LOG_BYTES_MAX: usize = 384 << 10;
 /// The maximum number of requests that wait for their answers.
-const WAITING_MAX: usize = 4096;
+pub(super) const WAITING_MAX: usize = 4096;
 /// The number of bytes that are kept of a request with parts: every command without its value.
 const HEAD_KEPT_BYTES: usize = 2048 + 256;
 /// The capacity that an idle lane keeps, in bytes.
@@ -89,8 +89,7 @@ pub struct Failed<'a> {
 /// they are kept until the request is answered, so that it can be sent again if the owner has not
 /// executed it. Of a request with parts only the head is kept.
 ///
-/// The memory is at most 704 KiB: 512 KiB of messages, 160 KiB for 4096 requests, and some 32 KiB
-/// for replies that wait for MORE.
+/// It holds at most [`HELD_BYTES_MAX`](Self::HELD_BYTES_MAX).
 #[derive(Debug)]
 pub struct Outbound {
     /// All messages from the first one that is kept; those up to `sent` are with the socket.
@@ -170,6 +169,10 @@ impl Default for Outbound {
 }
 
 impl Outbound {
+    /// The maximum memory of a lane's end, in bytes: half of it for messages, the rest for 4096
+    /// requests that wait, heads of 64 requests with parts, and 2048 replies that wait for MORE.
+    pub const HELD_BYTES_MAX: usize = 1 << 20;
+
     /// Creates the end of a lane on which nothing was sent.
     #[must_use]
     pub fn new() -> Self {
@@ -445,6 +448,18 @@ impl Outbound {
         }
         (self.base, self.sent, self.last) = (0, 0, 0);
         (self.ping, self.pong, self.is_ended) = (None, None, false);
+    }
+
+    /// Lets ids begin after `previous`.
+    #[cfg(test)]
+    pub(super) fn start_after(&mut self, previous: u32) {
+        (self.previous, self.begun) = (previous, previous);
+    }
+
+    /// Returns the number of bytes in the log, and of requests that wait.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.log.len(), self.waiting.len() + self.large.len() + self.partly.len() + self.forgotten.len())
     }
 
     fn unsent_bytes(&self) -> usize {
