@@ -6,6 +6,8 @@ mod inbound;
 mod outbound;
 #[cfg(test)]
 mod simulation_tests;
+#[cfg(test)]
+mod tests;
 
 pub use inbound::{Asked, Inbound};
 pub use outbound::{Answer, Executed, Failed, Outbound, RequestId, Waiter};

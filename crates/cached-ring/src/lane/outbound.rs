@@ -462,6 +462,11 @@ impl Outbound {
         (self.log.len(), self.waiting.len() + self.large.len() + self.partly.len() + self.forgotten.len())
     }
 
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.log.capacity()
+    }
+
     fn unsent_bytes(&self) -> usize {
         self.log.len() - (self.sent - self.base) as usize
     }
