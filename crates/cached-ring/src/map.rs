@@ -105,6 +105,7 @@ pub struct Map {
     /// The nodes in the order of their names.
     nodes: Vec<Node>,
     owners: Owners,
+    digest: u64,
 }
 
 impl Map {
@@ -155,7 +156,8 @@ impl Map {
         if owners.iter().any(|owner| owner.index() >= nodes.len()) {
             return Err(MapError::new("a slot's owner is not among the nodes"));
         }
-        Ok(Map { ring: ring.to_owned(), version, nodes, owners })
+        let digest = digest(ring, version, &nodes, &owners);
+        Ok(Map { ring: ring.to_owned(), version, nodes, owners, digest })
     }
 
     /// Returns the name of the ring.
@@ -295,14 +297,7 @@ impl Map {
     /// the detection of maps that differ, not against forgery.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut digest = Digest::new(&self.ring);
-        digest.add(&self.version.to_le_bytes());
-        for Node { name, ring, address, weight } in &self.nodes {
-            [name, ring, address].iter().for_each(|text| digest.add_text(text));
-            digest.add(&weight.to_le_bytes());
-        }
-        self.owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
-        digest.finish()
+        self.digest
     }
 
     /// Returns the mark for a memory file whose items are all of slots that this node owns. Two
@@ -326,6 +321,17 @@ impl fmt::Debug for Map {
         let mut shown = f.debug_struct("Map");
         shown.field("ring", ring).field("version", version).field("nodes", nodes).finish_non_exhaustive()
     }
+}
+
+fn digest(ring: &str, version: u64, nodes: &[Node], owners: &Owners) -> u64 {
+    let mut digest = Digest::new(ring);
+    digest.add(&version.to_le_bytes());
+    for Node { name, ring, address, weight } in nodes {
+        [name, ring, address].iter().for_each(|text| digest.add_text(text));
+        digest.add(&weight.to_le_bytes());
+    }
+    owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
+    digest.finish()
 }
 
 fn slot(index: usize) -> Slot {

@@ -255,14 +255,18 @@ pub struct Report {
     pub hits: u64,
     /// The time since the node has started, in milliseconds.
     pub uptime_ms: u64,
+    /// The version of the map in force.
+    pub map_version: u64,
+    /// The [digest](crate::Map::digest) of the map in force.
+    pub map_digest: u64,
 }
 
 impl Report {
-    const BYTES: usize = 48;
+    const BYTES: usize = 64;
 
     fn encode(&self, out: &mut Vec<u8>) {
-        let Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms } = self;
-        for field in [items, item_bytes, memory_bytes, gets, hits, uptime_ms] {
+        let Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest } = self;
+        for field in [items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest] {
             out.extend_from_slice(&field.to_le_bytes());
         }
     }
@@ -271,8 +275,9 @@ impl Report {
     pub(crate) fn decode(bytes: &[u8]) -> Self {
         let mut fields = bytes.chunks_exact(8).map(number);
         let mut next = || fields.next().unwrap_or(0);
-        let [items, item_bytes, memory_bytes, gets, hits, uptime_ms] = std::array::from_fn(|_| next());
-        Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms }
+        let [items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest] =
+            std::array::from_fn(|_| next());
+        Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest }
     }
 }
 

@@ -13,6 +13,7 @@ use cached_metrics::LatencySnapshot;
 use serde::{Serialize, Serializer};
 
 use super::History;
+use super::ring::RingPart;
 use crate::process::Process;
 
 /// The whole document.
@@ -67,6 +68,9 @@ pub struct Document {
     /// The connections of memcached's listeners.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connections: Option<Connections>,
+    /// The ring of nodes to which the program belongs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ring: Option<RingPart>,
     /// The object cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub objects: Option<Objects>,

@@ -2,6 +2,7 @@
 //! of ten seconds, each with the counts within the step and the sizes at its end.
 
 pub mod document;
+pub mod ring;
 
 pub use document::Document;
 

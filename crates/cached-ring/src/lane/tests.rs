@@ -267,7 +267,16 @@ fn an_idle_lane_gives_its_buffer_back_when_it_is_pinged() {
     outbound.ping(2);
     assert_eq!(outbound.unsent().0.len(), 20);
     let mut pong = Vec::new();
-    let report = Report { items: 1, item_bytes: 2, memory_bytes: 3, gets: 4, hits: 5, uptime_ms: 6 };
+    let report = Report {
+        items: 1,
+        item_bytes: 2,
+        memory_bytes: 3,
+        gets: 4,
+        hits: 5,
+        uptime_ms: 6,
+        map_version: 7,
+        map_digest: 8,
+    };
     wire::push_pong(&mut pong, 1, &report);
     outbound.sent(20);
     outbound.received(&pong, &mut |_, _, _| panic!("no answer")).unwrap();

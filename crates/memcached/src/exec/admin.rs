@@ -13,6 +13,7 @@ use crate::telemetry::watch::{EVENT_NAMES, FETCHERS, Refused};
 use cached_core::kv::ScanCursor;
 use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
 use cached_proto::{number, reply};
+use cached_ring::host_and_port;
 use std::net::SocketAddr;
 
 const WATCH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
@@ -327,8 +328,8 @@ fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::OK
 }
 
-// `config get cluster`: to clients that discover the nodes of a cluster, this server presents
-// itself as the only node.
+// `config get cluster`: to clients that discover the nodes of a cluster, this server presents all
+// nodes of its ring or, without a ring, itself.
 
 const NO_ADDRESS: &[u8] =
     b"SERVER_ERROR no address is known to the client: set cluster_discovery to HOST:PORT\r\n";
@@ -340,6 +341,12 @@ fn cluster_reply(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<Vec<u8>
     if !is_known || *discovery == Discovery::Off {
         // memcached gives this reply.
         return Err(reply::ERROR);
+    }
+    if let Some(ring) = &executor.shared.ring {
+        let map = ring.map();
+        let nodes = map.nodes().iter().filter_map(|node| host_and_port(&node.address));
+        let nodes = nodes.map(|(host, port)| (host, host.parse().ok(), port));
+        return Ok(encode_cluster(map.version(), nodes));
     }
     let reached = reached(executor).or_else(|| listener(executor));
     let (host, ip, port) = match discovery {
@@ -357,7 +364,7 @@ fn cluster_reply(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<Vec<u8>
     };
     // The version increases with every start, so that clients read the list again, which may have
     // changed.
-    Ok(encode_cluster(executor.shared.clock.started_unix_secs(), &host, ip, port))
+    Ok(encode_cluster(executor.shared.clock.started_unix_secs(), [(&*host, ip, port)]))
 }
 
 /// Returns the server address to which the client is connected.

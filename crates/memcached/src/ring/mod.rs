@@ -148,18 +148,7 @@ impl Ring {
         if **latest == map {
             return Ok(());
         }
-        if latest.ring() != map.ring() {
-            return Err(format!("the map is of the ring {}, not of {}", map.ring(), latest.ring()));
-        }
-        if map.version() <= latest.version() {
-            let (new, old) = (map.version(), latest.version());
-            return Err(format!(
-                "the map has version {new}, and differs from version {old}, which is in force"
-            ));
-        }
-        if self.own_index(&map).is_none() {
-            return Err(format!("the map has no node {}, which is this one", self.own));
-        }
+        map.check_successor(latest, &self.own).map_err(|error| error.to_string())?;
         maps.next = Some(Arc::new(map));
         drop(maps);
         if let Some(thread) = self.thread.get() {

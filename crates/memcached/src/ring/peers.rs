@@ -103,6 +103,7 @@ impl Peer {
     /// Records a PONG.
     pub(super) fn set_pong(&self, round_trip: Duration, report: Report) {
         let mut told = self.told.lock();
+        told.map = Some(MapInForce { version: report.map_version, digest: report.map_digest });
         (told.round_trip, told.report) = (Some(round_trip), Some(report));
     }
 
@@ -193,7 +194,7 @@ pub(crate) struct PeerReport {
     pub(crate) inbound_received_bytes: u64,
     /// Bytes sent on its lanes.
     pub(crate) inbound_sent_bytes: u64,
-    /// Its map when the last lane was opened; `None` before the first.
+    /// Its map at the last ping; `None` before the first lane.
     pub(crate) map: Option<MapInForce>,
     /// By how many milliseconds its clock was ahead when the last lane was opened.
     pub(crate) clock_ms: Option<i64>,

@@ -345,10 +345,17 @@ impl std::fmt::Display for Discovery {
     }
 }
 
-/// Returns the reply that names a single node. Without `ip`, a client must resolve the host.
-pub(crate) fn encode_cluster(version: u64, host: &str, ip: Option<IpAddr>, port: u16) -> Vec<u8> {
-    let ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
-    let nodes = format!("{version}\n{host}|{ip}|{port}\n");
+/// Returns the reply that names nodes, each by host, IP address and port. Without an IP address, a
+/// client must resolve the host.
+pub(crate) fn encode_cluster<'a>(
+    version: u64,
+    nodes: impl IntoIterator<Item = (&'a str, Option<IpAddr>, u16)>,
+) -> Vec<u8> {
+    let node = |(host, ip, port): (&str, Option<IpAddr>, u16)| {
+        format!("{host}|{}|{port}", ip.map(|ip| ip.to_string()).unwrap_or_default())
+    };
+    let nodes: Vec<String> = nodes.into_iter().map(node).collect();
+    let nodes = format!("{version}\n{}\n", nodes.join(" "));
     format!("CONFIG cluster 0 {}\r\n{nodes}\r\nEND\r\n", nodes.len()).into_bytes()
 }
 
@@ -372,8 +379,10 @@ mod tests {
 
     #[test]
     fn the_length_counts_the_lines_of_version_and_nodes() {
-        let reply = encode_cluster(12, "cache.example", Some(IpAddr::from([10, 0, 0, 1])), 11211);
+        let one = ("cache.example", Some(IpAddr::from([10, 0, 0, 1])), 11211);
+        let reply = encode_cluster(12, [one]);
         assert_eq!(reply, b"CONFIG cluster 0 32\r\n12\ncache.example|10.0.0.1|11211\n\r\nEND\r\n");
-        assert_eq!(encode_cluster(1, "h", None, 2), b"CONFIG cluster 0 7\r\n1\nh||2\n\r\nEND\r\n");
+        let two = encode_cluster(1, [("h", None, 2), ("i", None, 3)]);
+        assert_eq!(two, b"CONFIG cluster 0 12\r\n1\nh||2 i||3\n\r\nEND\r\n");
     }
 }

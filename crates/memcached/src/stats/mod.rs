@@ -8,12 +8,14 @@
 //! | module | content |
 //! |---|---|
 //! | `general` | plain `stats`, `stats settings`, `items`, `slabs`, `sizes` |
+//! | `ring` | `stats ring`, and the same as documents and metrics |
 //! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as documents and metrics |
 //! | `admin` | the metrics, status and routes of the admin listener |
 
 pub(crate) mod admin;
 mod general;
 mod insight;
+pub(crate) mod ring;
 
 use crate::connections::Endpoints;
 use crate::shared::Shared;
@@ -105,6 +107,10 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         }
         b"slow" => insight::write_slow(shared, sink),
         b"flush_prefix" => write_flush_prefix(shared, sink),
+        b"ring" => match &shared.ring {
+            Some(ring) => ring::write(ring, sink),
+            None => return false,
+        },
         _ => return false,
     }
     true

@@ -7,11 +7,13 @@
 //! | route | |
 //! |---|---|
 //! | `POST /flush-prefix` | removes the items whose keys begin with a prefix; logged with the client's address |
+//! | `GET /ring.json` | the ring of nodes, with the owner of each slot |
 //! | `GET /mrc.json`, `/hot.json`, `/slow.json` | predicted miss ratios; hot keys; slow requests |
 
 mod exporter;
 
 use super::insight::{self, MissRatios};
+use super::ring;
 use crate::connections::Endpoints;
 use crate::shared::{ListenerInfo, Shared};
 use crate::telemetry::counters::{COMMANDS, KINDS};
@@ -49,6 +51,10 @@ impl ServerSource {
         add_insight_routes(admin, shared);
         add_flush_route(admin, shared);
         admin.health().check_liveness(move || not_live(&watched.upgrade()?.shared));
+        if shared.ring.is_some() {
+            let watched = Arc::downgrade(shared);
+            admin.health().note_readiness(move || ring::note(watched.upgrade()?.ring.as_ref()?));
+        }
         Shown::new(admin, &source)
     }
 }
@@ -71,6 +77,9 @@ impl Collect for ServerSource {
             arbiter.collect(into);
         }
         insight::collect(&self.shared, into);
+        if let Some(ring) = &self.shared.ring {
+            ring::collect(ring, into);
+        }
     }
 }
 
@@ -104,6 +113,12 @@ fn add_flush_route(admin: &AdminServer, shared: &Arc<Shared>) {
 
 fn flush_prefix(shared: &Weak<Shared>, request: &Request) -> Response {
     let Some(shared) = shared.upgrade() else { return Response::failure(503, "the server has ended") };
+    if shared.ring.is_some() {
+        return Response::failure(
+            409,
+            "this node has only a part of the ring's items; send the command flush_prefix to any node instead",
+        );
+    }
     let Body { prefix } = match serde_json::from_slice(&request.body) {
         Ok(body) => body,
         Err(error) => return Response::failure(400, format_args!("give {{\"prefix\": \"...\"}}: {error}")),
@@ -142,6 +157,12 @@ fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
         Err(refused) => *refused,
     });
     add("/slow.json", |shared, request| shared.slow_requests().response(request));
+    if shared.ring.is_some() {
+        add("/ring.json", |shared, _| match &shared.ring {
+            Some(ring) => Response::json(&ring::part(shared, ring, true)),
+            None => Response::failure(404, "this server belongs to no ring"),
+        });
+    }
 }
 
 /// The range of request latencies shown, as powers of two of a microsecond: 1 µs to 4.2 s.
@@ -307,6 +328,7 @@ fn fill(shared: &Shared, document: &mut Document) {
     }));
     document.shared_memory = shared.arbiter.get().map(|arbiter| shared_memory_part(arbiter));
     document.items = Some(items_part(shared));
+    document.ring = shared.ring.as_ref().map(|ring| ring::part(shared, ring, false));
     document.insight = shared.settings.insight.sampling() != Sampling::Off;
     for (command, sum) in latencies(shared).filter(|(_, sum)| sum.count() > 0) {
         document.latency.push(CommandLatency { command, distribution: Distribution(sum) });

@@ -1,0 +1,233 @@
+//! Reports about the ring of nodes: `stats ring`, metrics, the part of the status, `/ring.json`, and
+//! the notes of the readiness probe.
+
+use super::Sink;
+use crate::ring::{MapInForce, PeerReport, Ring, RingReport};
+use crate::shared::Shared;
+use cached_admin::status::ring::{RingFigures, RingNode, RingPart, RingRun};
+use cached_metrics::{Families, Label, Value};
+use cached_ring::{Map, Node, Report};
+
+/// Returns the figures that this node reports about itself, to other nodes as well.
+pub(crate) fn own_figures(shared: &Shared) -> Report {
+    let (items, totals) = (shared.kv.stats(), shared.sum());
+    let map = shared.ring.as_ref().map(Ring::map);
+    Report {
+        items: items.items,
+        item_bytes: items.item_bytes,
+        memory_bytes: shared.settings.memory_bytes as u64,
+        gets: totals.gets,
+        hits: totals.get_hits,
+        uptime_ms: u64::from(shared.clock.uptime_secs()) * 1000,
+        map_version: map.as_ref().map_or(0, |map| map.version()),
+        map_digest: map.as_ref().map_or(0, |map| map.digest()),
+    }
+}
+
+/// Writes `stats ring`.
+pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
+    let report = ring.report();
+    sink.put("ring", &report.ring);
+    sink.put("node", &report.node);
+    sink.put("map_version", report.map.version);
+    sink.put("map_digest", hex(report.map));
+    sink.put("own_slots", report.own_slots);
+    sink.put("purging_slots", report.purging_slots);
+    for peer in &report.peers {
+        let mut put = |name: &str, value: &dyn std::fmt::Display| {
+            sink.put(&format!("{}:{name}", peer.name), value);
+        };
+        put("state", &state(peer));
+        put("slots", &peer.slots);
+        put("lanes", &peer.lanes);
+        put("in_flight", &peer.in_flight);
+        put("done", &peer.done);
+        put("not_mine", &peer.not_mine);
+        put("lost", &peer.lost);
+        put("away", &peer.away);
+        put("resent", &peer.resent);
+        put("sent_bytes", &sent(peer));
+        put("received_bytes", &received(peer));
+        put("inbound_lanes", &peer.inbound_lanes);
+        put("inbound_requests", &peer.inbound_requests);
+        if let Some(map) = peer.map {
+            put("map_version", &map.version);
+            put("has_same_map", &u8::from(map == report.map));
+        }
+        if let Some(round_trip) = peer.round_trip {
+            put("round_trip_us", &round_trip.as_micros());
+        }
+        if let Some(clock_ms) = peer.clock_ms {
+            put("clock_ms", &clock_ms);
+        }
+    }
+}
+
+fn hex(map: MapInForce) -> String {
+    format!("{:016x}", map.digest)
+}
+
+fn state(peer: &PeerReport) -> &'static str {
+    if peer.lanes > 0 { "up" } else { "away" }
+}
+
+/// Returns the bytes sent to a node on connections of both directions.
+fn sent(peer: &PeerReport) -> u64 {
+    peer.sent_bytes + peer.inbound_sent_bytes
+}
+
+/// Returns the bytes received from a node on connections of both directions.
+fn received(peer: &PeerReport) -> u64 {
+    peer.received_bytes + peer.inbound_received_bytes
+}
+
+pub(super) fn collect(ring: &Ring, into: &mut Families) {
+    let report = ring.report();
+    let of_ring = || vec![Label::from(("ring", report.ring.clone()))];
+    let help = "The version of the ring's map in force at this node.";
+    into.sample("cached_ring_map_version", help, of_ring(), Value::Gauge(report.map.version as f64));
+    let help = "Slots whose requests this node executes.";
+    into.sample("cached_ring_slots", help, of_ring(), Value::Gauge(report.own_slots as f64));
+    for peer in &report.peers {
+        let of_peer = || vec![Label::from(("peer", peer.name.clone()))];
+        let with = |name: &'static str, value: &'static str| {
+            let mut labels = of_peer();
+            labels.push((name, value).into());
+            labels
+        };
+        let help = "Connections to another node: one for each worker; 0 if the node is away.";
+        into.sample("cached_ring_lanes", help, of_peer(), Value::Gauge(peer.lanes as f64));
+        for (result, count) in [
+            ("done", peer.done),
+            ("not_mine", peer.not_mine),
+            ("lost", peer.lost),
+            ("away", peer.away),
+            ("resent", peer.resent),
+        ] {
+            let help = "Requests for another node's keys: answered by it (done), refused because the maps differ \
+                        (not_mine), without an answer (lost), without a connection (away), sent again after an orderly \
+                        end (resent).";
+            let value = Value::Counter(count);
+            into.sample("cached_ring_requests_total", help, with("result", result), value);
+        }
+        for (direction, bytes) in [("sent", sent(peer)), ("received", received(peer))] {
+            let help = "Bytes on connections with another node.";
+            let value = Value::Counter(bytes);
+            into.sample("cached_ring_bytes_total", help, with("direction", direction), value);
+        }
+        let help = "Requests of another node that this node has executed.";
+        let value = Value::Counter(peer.inbound_requests);
+        into.sample("cached_ring_inbound_requests_total", help, of_peer(), value);
+        if let Some(round_trip) = peer.round_trip {
+            let help = "The time of the last ping of another node.";
+            let value = Value::Gauge(round_trip.as_secs_f64());
+            into.sample("cached_ring_round_trip_seconds", help, of_peer(), value);
+        }
+        if let Some(clock_ms) = peer.clock_ms {
+            let help =
+                "The time by which another node's clock was ahead when the last connection was opened.";
+            let value = Value::Gauge(clock_ms as f64 / 1000.0);
+            into.sample("cached_ring_clock_seconds", help, of_peer(), value);
+        }
+    }
+}
+
+/// Returns the part of the status; `with_runs` is for `/ring.json`.
+pub(super) fn part(shared: &Shared, ring: &Ring, with_runs: bool) -> RingPart {
+    let (report, map) = (ring.report(), ring.map());
+    let counts = map.counts();
+    let nodes = map.nodes().iter().zip(counts).map(|(node, slots)| node_of(shared, &report, node, slots));
+    RingPart {
+        nodes: nodes.collect(),
+        runs: if with_runs { runs(&map) } else { Vec::new() },
+        map_version: report.map.version,
+        map_digest: hex(report.map),
+        own_slots: report.own_slots as u64,
+        purging_slots: report.purging_slots as u64,
+        ring: report.ring,
+        node: report.node,
+    }
+}
+
+fn runs(map: &Map) -> Vec<RingRun> {
+    let run = |run: cached_ring::Run| RingRun {
+        first: run.first.number(),
+        last: run.last.number(),
+        owner: map.node(run.owner).name.clone(),
+    };
+    map.runs().map(run).collect()
+}
+
+fn node_of(shared: &Shared, report: &RingReport, node: &Node, slots: usize) -> RingNode {
+    let Node { name, ring, address, weight } = node.clone();
+    let (ring_address, slots) = (ring, slots as u64);
+    let common = RingNode { node: name, ring_address, address, weight, slots, ..RingNode::default() };
+    if node.name == report.node {
+        let (version, figures) = (Some(report.map.version), figures(&own_figures(shared)));
+        let same = Some(true);
+        return RingNode {
+            state: "here",
+            map_version: version,
+            has_same_map: same,
+            figures: Some(figures),
+            ..common
+        };
+    }
+    // A map that was put in force since the report was made can have another node.
+    let Some(peer) = report.peers.iter().find(|peer| peer.name == node.name) else {
+        return RingNode { state: "away", ..common };
+    };
+    RingNode {
+        state: state(peer),
+        map_version: peer.map.map(|map| map.version),
+        has_same_map: peer.map.map(|map| map == report.map),
+        lanes: peer.lanes as u64,
+        lanes_max: peer.lanes_max as u64,
+        inbound_lanes: peer.inbound_lanes,
+        in_flight: peer.in_flight,
+        done: peer.done,
+        not_mine: peer.not_mine,
+        lost: peer.lost,
+        away: peer.away,
+        resent: peer.resent,
+        inbound_requests: peer.inbound_requests,
+        sent_bytes: sent(peer),
+        received_bytes: received(peer),
+        round_trip_us: peer.round_trip.map(|time| time.as_nanos() as f64 / 1000.0),
+        clock_ms: peer.clock_ms,
+        figures: peer.report.as_ref().map(figures),
+        ..common
+    }
+}
+
+fn figures(report: &Report) -> RingFigures {
+    let Report { items, item_bytes, memory_bytes, gets, hits, uptime_ms, .. } = *report;
+    RingFigures { items, item_bytes, memory_bytes, gets, hits, uptime_secs: uptime_ms / 1000 }
+}
+
+/// Returns a line about nodes that are away or have another map, for readers of the readiness probe.
+/// Neither makes this node unready: it answers for all other nodes, and clients that went to other
+/// nodes instead would find the same.
+pub(super) fn note(ring: &Ring) -> Option<String> {
+    /// The maximum number of nodes in the line.
+    const SHOWN_MAX: usize = 8;
+    let report = ring.report();
+    let of_peer = |peer: &PeerReport| match peer.map.filter(|map| *map != report.map) {
+        _ if peer.lanes == 0 => Some(format!("node {} is away", peer.name)),
+        Some(map) if map.version == report.map.version => {
+            Some(format!("node {} has another map of version {}", peer.name, map.version))
+        }
+        Some(map) => Some(format!("node {} has map {}, here {}", peer.name, map.version, report.map.version)),
+        None => None,
+    };
+    let mut lines: Vec<String> = report.peers.iter().filter_map(of_peer).collect();
+    let more = lines.len().saturating_sub(SHOWN_MAX);
+    lines.truncate(SHOWN_MAX);
+    if more > 0 {
+        lines.push(format!("{more} more nodes are away or have another map"));
+    }
+    if report.purging_slots > 0 {
+        lines.push(format!("{} slots that this node was given are not ready", report.purging_slots));
+    }
+    (!lines.is_empty()).then(|| format!("ring: {}", lines.join("; ")))
+}
