@@ -29,9 +29,8 @@ pub(crate) enum Command {
     Abort,
     /// Use this connection as the lane to a node of the ring.
     OpenLane(OpenLane),
-    /// No connection to this node of the ring can be opened at present: requests that wait for one
-    /// fail.
-    NoLane(String),
+    /// No connection to a node of the ring can be opened at present.
+    NoLane(NoLane),
     /// Serve this lane of another node of the ring.
     ServeLane(ServeLane),
     /// Close the lane with this number, if the worker serves it. The sender is dropped once nothing
@@ -51,6 +50,19 @@ pub(crate) struct OpenLane {
     /// The name of the node.
     pub(crate) node: String,
     pub(crate) socket: OwnedFd,
+    /// Dropped when the lane has ended, so that another one may be opened.
+    pub(crate) ended: oneshot::Sender<()>,
+}
+
+/// The reason why there is no lane to a node.
+pub(crate) struct NoLane {
+    /// The name of the node.
+    pub(crate) node: String,
+    /// Whether there is a node that may accept connections soon, so that requests that it has not
+    /// executed may wait.
+    pub(crate) is_there: bool,
+    /// The reason.
+    pub(crate) why: String,
 }
 
 /// A connection from another node of the ring, on which both have said hello.

@@ -175,7 +175,7 @@ impl Ring {
         maps.in_force = map.clone();
         maps.next.take_if(|next| next.version() <= map.version());
         drop(maps);
-        self.changed.notify_waiters();
+        self.changed.notify_one();
         has_changed
     }
 

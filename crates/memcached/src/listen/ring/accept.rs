@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Accepted {
     /// By the name of the node. While a lane is being accepted or ends, its node is locked.
-    nodes: RefCell<HashMap<String, Rc<Mutex<Peer>>>>,
+    pub(super) nodes: RefCell<HashMap<String, Rc<Mutex<Peer>>>>,
     /// The number of the next lane.
     next: Cell<u64>,
     handshakes: Arc<Semaphore>,
@@ -37,7 +37,7 @@ pub(crate) struct Accepted {
 
 /// Another node as the one that opens lanes.
 #[derive(Debug, Default)]
-struct Peer {
+pub(super) struct Peer {
     incarnation: u64,
     /// The open lanes, by the peer's workers.
     lanes: HashMap<u16, u64>,

@@ -1,7 +1,7 @@
 //! Opens the lanes of this node's workers, and opens each again when it has ended.
 
 use super::{Failure, Handshake, greeting, unix_time_ms};
-use crate::connections::{Command, OpenLane};
+use crate::connections::{Command, NoLane, OpenLane};
 use crate::ring::{MapInForce, Peer, Ring};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
@@ -11,12 +11,12 @@ use cached_ring::hello::{
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use synapse::Secret;
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -47,8 +47,6 @@ pub(crate) async fn dial(shared: Arc<Shared>) {
     let lanes = Rc::new(Lanes::default());
     let mut tasks = JoinSet::new();
     loop {
-        let mut changed = pin!(ring.changed.notified());
-        changed.as_mut().enable();
         for node in ring.map().nodes().iter().filter(|node| node.name != ring.own) {
             if lanes.nodes.borrow_mut().insert(node.name.clone()) {
                 for worker in 0..shared.settings.threads {
@@ -57,7 +55,7 @@ pub(crate) async fn dial(shared: Arc<Shared>) {
             }
         }
         tokio::select! {
-            () = changed => {}
+            () = ring.changed.notified() => {}
             Some(ended) = tasks.join_next() => {
                 if let Err(error) = ended && let Ok(payload) = error.try_into_panic() {
                     std::panic::resume_unwind(payload);
@@ -72,7 +70,7 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
     let (Some(ring), Some(settings)) = (&shared.ring, &shared.settings.ring) else { return };
     let peer = ring.peer_or_new(&node);
     let queue = shared.connections.queue(worker);
-    let (mut pause, mut had_lane) = (PAUSE_MIN, false);
+    let mut pause = PAUSE_MIN;
     // During a rotation the peer may know only one of two secrets.
     let mut secret = 0;
     loop {
@@ -88,18 +86,22 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
             Ok((socket, welcome)) => {
                 lanes.opened(&shared, &peer, address, &welcome);
                 peer.set_open(worker, true);
-                queue.send(Command::OpenLane(OpenLane { node: node.clone(), socket }));
-                until_closed(ring, &peer, worker).await;
-                had_lane = true;
+                let (ended, has_ended) = oneshot::channel();
+                queue.send(Command::OpenLane(OpenLane { node: node.clone(), socket, ended }));
+                // The worker only drops the sender.
+                let _ = has_ended.await;
             }
             Err(failure) => {
                 secret += usize::from(failure.is_about_the_secret());
                 lanes.failed(&node, &failure);
-                // A process that another one takes over from does not answer for a moment. The worker
-                // itself limits the time for which requests wait for the new process.
-                if !(had_lane && matches!(failure, Failure::Late)) {
-                    queue.send(Command::NoLane(node.clone()));
-                }
+                // A process from which another one is taking over accepts connections, but does not
+                // answer for a moment.
+                let is_there = matches!(failure, Failure::Late);
+                queue.send(Command::NoLane(NoLane {
+                    node: node.clone(),
+                    is_there,
+                    why: failure.to_string(),
+                }));
             }
         }
         // The first attempt after a lane has ended is immediate, unless lanes end as soon as they open.
@@ -109,18 +111,6 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
         }
         tokio::time::sleep(with_jitter(pause)).await;
         pause = (2 * pause).min(PAUSE_MAX);
-    }
-}
-
-/// Waits until a worker's lane to a node has ended.
-async fn until_closed(ring: &Ring, peer: &Peer, worker: usize) {
-    loop {
-        let mut changed = pin!(ring.changed.notified());
-        changed.as_mut().enable();
-        if !peer.is_open(worker) {
-            return;
-        }
-        changed.await;
     }
 }
 

@@ -16,6 +16,8 @@
 
 mod accept;
 mod dial;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use accept::{Accepted, accept};
 pub(crate) use dial::dial;

@@ -1,0 +1,230 @@
+//! Two nodes of one process, each without threads: the tests take the workers' place, so that they see
+//! which lanes the handshakes give them, and when.
+
+use super::{Accepted, accept, dial};
+use crate::connections::{Command, OpenLane, ServeLane};
+use crate::listen::{Listener, ListenerAddress};
+use crate::process::Logging;
+use crate::settings::{RingSecrets, RingSettings};
+use crate::shared::Shared;
+use crate::{Server, Settings};
+use cached_ring::{Map, from_documents};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use synapse::Secret;
+use tokio::task::LocalSet;
+
+const SECRET: &str = "0123456789abcdef";
+const OTHER: &str = "fedcba9876543210";
+
+fn secret(text: &str) -> Option<Secret> {
+    Some(Secret::new(text.as_bytes()).expect("a secret"))
+}
+
+/// A socket, and the map of two nodes of which `b` is reached at this socket.
+struct Place {
+    socket: TcpListener,
+    map: Arc<Map>,
+}
+
+impl Place {
+    fn new() -> Place {
+        let socket = TcpListener::bind("127.0.0.1:0").expect("a socket");
+        socket.set_nonblocking(true).expect("a socket");
+        let address = socket.local_addr().expect("an address");
+        let node = |address: &str| format!(r#"{{"ring": "{address}", "address": "{address}"}}"#);
+        let documents = [
+            ("ring/main/meta", r#"{"format": 1, "version": 1}"#.to_owned()),
+            ("ring/main/nodes/a", node("127.0.0.1:1")),
+            ("ring/main/nodes/b", node(&address.to_string())),
+        ];
+        let map = from_documents("main", documents.iter().map(|(key, text)| (*key, text.as_bytes())));
+        Place { socket, map: Arc::new(map.expect("a map")) }
+    }
+
+    fn listener(&self) -> Listener {
+        let address = self.socket.local_addr().expect("an address");
+        let socket = self.socket.try_clone().expect("a socket").into();
+        Listener { socket, address: ListenerAddress::Tcp(address), protocol: None, tls: None }
+    }
+
+    /// Returns a node of one worker.
+    fn node(&self, name: &str, secrets: RingSecrets) -> Arc<Shared> {
+        let ring = RingSettings {
+            node: name.to_owned(),
+            listen: Vec::new(),
+            map: self.map.clone(),
+            secrets,
+            peer_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(60),
+            peer_lanes_max: 2,
+        };
+        let settings =
+            Settings { listen: Vec::new(), threads: 1, ring: Some(Arc::new(ring)), ..Settings::default() };
+        Server::open(settings, Logging::embedded(0)).expect("a server").shared
+    }
+}
+
+/// Runs a test with the tasks that it spawns.
+fn run(test: impl AsyncFnOnce()) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, async move { test().await });
+}
+
+/// Returns the next command that a node's worker gets.
+async fn next(node: &Shared) -> Command {
+    loop {
+        let mut commands = node.connections.queue(0).take();
+        assert!(commands.len() <= 1, "one step after the other");
+        if let Some(command) = commands.pop() {
+            return command;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn opened(node: &Shared) -> OpenLane {
+    match next(node).await {
+        Command::OpenLane(lane) => lane,
+        Command::NoLane(_) => panic!("no lane"),
+        _ => panic!("another command"),
+    }
+}
+
+async fn served(node: &Shared) -> ServeLane {
+    match next(node).await {
+        Command::ServeLane(lane) => lane,
+        _ => panic!("another command"),
+    }
+}
+
+/// Asserts that bytes pass from one socket to the other, and none came before them.
+fn pass(from: OwnedFd, to: OwnedFd) -> (TcpStream, TcpStream) {
+    let (mut from, mut to) = (TcpStream::from(from), TcpStream::from(to));
+    to.set_nonblocking(false).expect("a socket");
+    from.write_all(b"request").expect("sent");
+    let mut bytes = [0; 7];
+    to.read_exact(&mut bytes).expect("received");
+    assert_eq!(&bytes, b"request");
+    (from, to)
+}
+
+#[test]
+fn a_lane_opens_with_each_common_secret_or_without_any() {
+    let none = || RingSecrets::new(None, None);
+    let both = || RingSecrets::new(secret(OTHER), secret(SECRET));
+    let one = || RingSecrets::new(secret(SECRET), None);
+    for (dialler, listener, attempts) in
+        [(none(), none(), 1), (one(), one(), 1), (one(), both(), 1), (both(), one(), 2), (both(), both(), 1)]
+    {
+        run(async || {
+            let place = Place::new();
+            let (a, b) = (place.node("a", dialler), place.node("b", listener));
+            tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+            tokio::task::spawn_local(dial(a.clone()));
+            for _ in 1..attempts {
+                assert!(matches!(next(&a).await, Command::NoLane(_)));
+            }
+            let from = served(&b).await;
+            assert_eq!(from.node, "a");
+            let to = opened(&a).await;
+            assert_eq!(to.node, "b");
+            drop(pass(to.socket, from.socket));
+        });
+    }
+}
+
+#[test]
+fn nodes_with_different_secrets_get_no_lane() {
+    let cases = [(None, secret(SECRET)), (secret(SECRET), None), (secret(SECRET), secret(OTHER))];
+    for (dialler, listener) in cases {
+        run(async || {
+            let place = Place::new();
+            let a = place.node("a", RingSecrets::new(dialler, None));
+            let b = place.node("b", RingSecrets::new(listener, None));
+            tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+            tokio::task::spawn_local(dial(a.clone()));
+            for _ in 0..3 {
+                assert!(matches!(next(&a).await, Command::NoLane(_)));
+            }
+            assert!(b.connections.queue(0).take().is_empty());
+        });
+    }
+}
+
+/// Requests that were received on a lane may be executed until the worker has ended it, so its
+/// successor must not be used before.
+#[test]
+fn a_lane_is_used_after_the_end_of_its_predecessor() {
+    run(async || {
+        let place = Place::new();
+        let (a, b) = (place.node("a", RingSecrets::default()), place.node("b", RingSecrets::default()));
+        tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+        tokio::task::spawn_local(dial(a.clone()));
+        let first = served(&b).await;
+        drop(opened(&a).await);
+        let Command::EndLane(number, done) = next(&b).await else { panic!("another command") };
+        assert_eq!(number, first.number);
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert!(a.connections.queue(0).take().is_empty() && b.connections.queue(0).take().is_empty());
+        }
+        drop(done);
+        let second = served(&b).await;
+        assert_ne!(second.number, first.number);
+        drop(pass(opened(&a).await.socket, second.socket));
+    });
+}
+
+#[test]
+fn a_second_process_of_a_name_gets_a_lane_once_the_first_has_gone() {
+    run(async || {
+        let place = Place::new();
+        let b = place.node("b", RingSecrets::default());
+        tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+        let first = place.node("a", RingSecrets::default());
+        let dialler = tokio::task::spawn_local(dial(first.clone()));
+        let lane = served(&b).await;
+        let second = place.node("a", RingSecrets::default());
+        tokio::task::spawn_local(dial(second.clone()));
+        assert!(matches!(next(&second).await, Command::NoLane(_)));
+        dialler.abort();
+        drop((opened(&first).await, lane));
+        let lane = loop {
+            match next(&second).await {
+                Command::OpenLane(lane) => break lane,
+                Command::NoLane(_) => {}
+                _ => panic!("another command"),
+            }
+        };
+        drop(pass(lane.socket, served(&b).await.socket));
+    });
+}
+
+/// Strangers and broken peers cost the listener nothing but their own connections.
+#[test]
+fn strangers_are_refused_and_leave_nothing() {
+    run(async || {
+        let place = Place::new();
+        let b = place.node("b", RingSecrets::new(secret(SECRET), None));
+        let accepted = Rc::<Accepted>::default();
+        tokio::task::spawn_local(accept(place.listener(), b.clone(), accepted.clone()));
+        let address: SocketAddr = place.socket.local_addr().expect("an address");
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"\x02\x00\x01", b"\0\0", b"\x01\x00\x07", b""] {
+            let mut stranger = tokio::net::TcpStream::connect(address).await.expect("a connection");
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            stranger.write_all(bytes).await.expect("sent");
+            stranger.shutdown().await.expect("sent");
+            let mut reply = Vec::new();
+            // The listener may close with bytes unread.
+            let _ = stranger.read_to_end(&mut reply).await;
+            assert!(reply.is_empty() || reply[2] == 9, "{reply:?}");
+        }
+        assert!(b.connections.queue(0).take().is_empty());
+        assert!(accepted.nodes.borrow().is_empty(), "no node has said its name");
+    });
+}
