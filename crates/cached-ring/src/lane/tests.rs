@@ -127,7 +127,7 @@ fn an_entry_refuses_what_no_owner_sends() {
     let done = |id| message(id, NONE, 129, 0, b"END\r\n");
     let part = |id| message(id, NONE, 130, 0, b"VALUE");
     let not_mine = |id| message(id, NONE, 131, 0, &9_u64.to_le_bytes());
-    let pong = |token: u64| message(0, NONE, 133, 0, &[&token.to_le_bytes()[..], &[0; 48]].concat());
+    let pong = |token: u64| message(0, NONE, 133, 0, &[&token.to_le_bytes()[..], &[0; 64]].concat());
     let bye = |last| message(last, NONE, 134, 0, b"");
     assert_eq!(answered(&[part(1), done(2), done(4), part(1), pong(77), done(1), bye(4)]), Ok(5));
     assert_eq!(answered(&[not_mine(1), done(2), bye(2)]), Ok(2));
