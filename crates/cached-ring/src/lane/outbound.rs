@@ -507,7 +507,8 @@ impl Outbound {
         }
     }
 
-    /// Returns whether no answer to this request has begun.
+    /// Returns whether no answer to this request has begun. It is true also of a request with parts that
+    /// has failed when the lane was resumed; the owner ignores a FORGET of that.
     fn is_waiting(&self, id: u32) -> bool {
         let is_begun = id.wrapping_sub(self.begun).wrapping_sub(1) >= self.previous.wrapping_sub(self.begun);
         self.large.contains_key(&id) || !is_begun

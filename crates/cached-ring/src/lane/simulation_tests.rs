@@ -6,7 +6,7 @@
 //! executed at most once, in order; at the end, each has exactly one. `RING_SEED=n` repeats one run
 //! and prints its steps, `CACHED_TEST_TIMES=n` multiplies the number of runs.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use rand::rngs::SmallRng;
@@ -59,7 +59,7 @@ enum Outcome {
 
 /// The owner's side of a connection, and what is on the way.
 struct Link {
-    to_owner: VecDeque<u8>,
+    to_owner: Vec<u8>,
     to_entry: Vec<u8>,
     inbound: Inbound,
     input: Vec<u8>,
@@ -128,7 +128,7 @@ struct World {
 impl Link {
     fn new() -> Self {
         Self {
-            to_owner: VecDeque::new(),
+            to_owner: Vec::new(),
             to_entry: Vec::new(),
             inbound: Inbound::new(REQUEST_BYTES_MAX),
             input: Vec::new(),
@@ -159,7 +159,7 @@ impl World {
             }
         });
         let lanes = lanes.collect();
-        let is_big = rng.random_range(0..32) == 0;
+        let is_big = rng.random_range(0..64) == 0;
         let part_bytes_max = if is_big { MESSAGE_BYTES_MAX } else { rng.random_range(1..200) };
         let request_bytes = if is_big { MESSAGE_BYTES_MAX } else { rng.random_range(8..120) };
         Self {
@@ -290,7 +290,8 @@ impl World {
         let (first, second) = outbound.unsent();
         let unsent = first.len() + second.len();
         let taken = if all { unsent } else { some(&mut self.rng, unsent) };
-        link.to_owner.extend(first.iter().chain(second).take(taken));
+        link.to_owner.extend_from_slice(&first[..taken.min(first.len())]);
+        link.to_owner.extend_from_slice(&second[..taken.saturating_sub(first.len())]);
         outbound.sent(taken);
     }
 
@@ -305,10 +306,9 @@ impl World {
     fn deliver_to_old(&mut self, lane: usize) {
         let Some(mut link) = self.lanes[lane].old.take() else { return };
         let arrived = some(&mut self.rng, link.to_owner.len());
-        let before: u32 = self.requests.iter().map(|request| request.executions).sum();
+        let before = self.lanes[lane].executed;
         self.arrive(lane, &mut link, arrived);
-        let after: u32 = self.requests.iter().map(|request| request.executions).sum();
-        self.seen.add(Event::ExecutedLate, u64::from(after > before));
+        self.seen.add(Event::ExecutedLate, u64::from(self.lanes[lane].executed > before));
         self.lanes[lane].old = Some(link);
     }
 
@@ -426,7 +426,13 @@ impl World {
         }
         if outbound.is_ended() {
             assert_eq!(outbound.room(), 0);
-            outbound.resume(&mut |failed| take_failed(requests, seen, lane, failed));
+            outbound.resume(&mut |failed| {
+                assert!(
+                    failed.executed == Executed::Partly || failed.flags == Flags::PARTS,
+                    "it can be resent"
+                );
+                take_failed(requests, seen, lane, failed);
+            });
             seen.add(Event::Resumed, 1);
             seen.add(Event::Resent, outbound.in_flight() as u64);
             input.clear();
@@ -439,9 +445,12 @@ impl World {
         let waits = |request: &Request| request.lane == lane && request.waits && request.is_pending();
         let Some(number) = self.requests.iter().position(waits) else { return };
         self.requests[number].waits = false;
-        self.lanes[lane].outbound.more(self.requests[number].id.unwrap());
-        // A second call has no effect.
-        self.lanes[lane].outbound.more(self.requests[number].id.unwrap());
+        let id = self.requests[number].id.unwrap();
+        let outbound = &mut self.lanes[lane].outbound;
+        let before = outbound.held().0;
+        outbound.more(id);
+        outbound.more(id);
+        assert_eq!(outbound.held().0, before + HEAD_BYTES, "MORE is said once");
     }
 
     /// The client of some request goes away, also of one that has its outcome.
@@ -463,7 +472,15 @@ impl World {
             self.seen.add(event, 1);
             request.is_forgotten = true;
         }
-        self.lanes[lane].outbound.forget(request.id.unwrap());
+        let outbound = &mut self.lanes[lane].outbound;
+        let (before, is_idle) = (outbound.held(), outbound.in_flight() == 0);
+        outbound.forget(request.id.unwrap());
+        if is_idle || matches!(request.outcome, Some(Outcome::Done | Outcome::NotMine)) {
+            assert_eq!(outbound.held(), before, "request {number} is over");
+        }
+        let after = outbound.held();
+        outbound.forget(request.id.unwrap());
+        assert_eq!(outbound.held(), after, "FORGET is said once");
         self.tell(lane, || format!("forgets {number}"));
     }
 
@@ -514,9 +531,11 @@ impl World {
     fn heal(&mut self) {
         for lane in 0..self.lanes.len() {
             self.tell(lane, || "heals".into());
+            let pongs = self.seen.0[Event::Pong as usize];
             for round in 0.. {
                 assert!(round < 10_000, "no progress");
                 self.redial(lane);
+                self.lanes[lane].outbound.ping(round);
                 while self.requests.iter().any(|request| {
                     request.lane == lane && request.queued < request.own.len() && request.is_pending()
                 }) && self.lanes[lane].outbound.room() >= MESSAGE_BYTES_MAX
@@ -537,6 +556,7 @@ impl World {
                     break;
                 }
             }
+            assert!(self.seen.0[Event::Pong as usize] > pongs, "a PING was not answered");
             self.lanes[lane].outbound.bye();
             self.write(lane, true);
             self.deliver_to_owner(lane, true);

@@ -286,8 +286,8 @@ fn an_idle_lane_gives_its_buffer_back_when_it_is_pinged() {
 #[test]
 fn a_lost_lane_tells_what_may_have_been_executed() {
     let mut outbound = asking();
-    // The socket has a part of request 5.
-    outbound.sent(3);
+    // The socket has all of request 5 but the last byte.
+    outbound.sent(12 + 6);
     let replies = [message(1, NONE, 130, 0, b"VALUE"), message(2, NONE, 129, 0, b"END\r\n")].concat();
     outbound.received(&replies, &mut |_, _, _| {}).unwrap();
     let mut failed = Vec::new();
