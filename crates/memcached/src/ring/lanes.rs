@@ -120,7 +120,6 @@ pub(crate) struct Lanes {
     of_node: Vec<Option<u16>>,
     lanes: Vec<Lane>,
     next_tag: u32,
-    is_dirty: bool,
     /// The slots of connections that waited for room.
     woken: Vec<u32>,
     limits: LaneLimits,
@@ -152,7 +151,6 @@ impl Lanes {
             of_node: Vec::new(),
             lanes: Vec::new(),
             next_tag: 0,
-            is_dirty: false,
             woken: Vec::new(),
             limits,
         }
@@ -184,12 +182,6 @@ impl Lanes {
         self.next_tag
     }
 
-    /// Returns whether something was queued since [`take_dirty`](Self::take_dirty).
-    #[inline]
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.is_dirty
-    }
-
     /// Queues a request, or its first part ([`Flags::PARTS`]), of at most [`MESSAGE_BYTES_MAX`] bytes
     /// in all pieces together. `slot` is `None` for a request to every node. The answer comes to
     /// [`Connection::answer`](crate::conn::Connection::answer).
@@ -217,7 +209,6 @@ impl Lanes {
             return Err(Refused::NoRoom(node));
         }
         let request = lane.outbound.request(to, slot, flags, pieces);
-        self.is_dirty = true;
         Ok(LaneId { lane: at, request })
     }
 
@@ -235,20 +226,17 @@ impl Lanes {
             return Err(Refused::NoRoom(node));
         }
         lane.outbound.part(id.request, bytes, last);
-        self.is_dirty = true;
         Ok(())
     }
 
     /// Asks for the next part of a reply.
     pub(crate) fn more(&mut self, id: LaneId) {
         self.lanes[usize::from(id.lane)].outbound.more(id.request);
-        self.is_dirty = true;
     }
 
     /// Says that the client of a request has gone.
     pub(crate) fn forget(&mut self, id: LaneId) {
         self.lanes[usize::from(id.lane)].outbound.forget(id.request);
-        self.is_dirty = true;
     }
 
     // ---- for the worker ----
@@ -297,11 +285,6 @@ impl Lanes {
         self.map = map;
     }
 
-    /// Returns the number of lanes, open or not.
-    pub(crate) fn len(&self) -> usize {
-        self.lanes.len()
-    }
-
     /// Returns the peer of a lane.
     pub(crate) fn peer(&self, lane: usize) -> &Arc<Peer> {
         &self.lanes[lane].peer
@@ -322,9 +305,9 @@ impl Lanes {
         matches!(self.lanes[lane].state, LaneState::Resuming { .. })
     }
 
-    /// Returns the number of requests that are not answered.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.outbound.in_flight()).sum()
+    /// Returns the number of requests of a lane that are not answered.
+    pub(crate) fn in_flight(&self, lane: usize) -> usize {
+        self.lanes[lane].outbound.in_flight()
     }
 
     /// Begins a lane whose connection has just been opened. It must not be open.
@@ -334,10 +317,10 @@ impl Lanes {
         debug_assert_ne!(lane.state, LaneState::Open);
         add(&lane.peer.counts(worker).resent, lane.outbound.in_flight() as u64);
         lane.state = LaneState::Open;
+        lane.peer.set_open(worker, true);
         (lane.silent_ticks, lane.pinged) = (0, None);
         // The first PING tells the time of the round trip, and brings the first report.
         ping(lane);
-        self.is_dirty = true;
     }
 
     /// Delivers what the peer has sent, and returns the number of bytes used.
@@ -395,11 +378,6 @@ impl Lanes {
     /// wait for the next lane; all others fail, and `each` is called for them.
     pub(crate) fn end(&mut self, lane: usize, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
         self.close(lane, true, each);
-    }
-
-    /// Ends a lane, and fails all its requests.
-    pub(crate) fn lose(&mut self, lane: usize, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
-        self.close(lane, false, each);
     }
 
     fn close(&mut self, at: usize, resumes: bool, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
@@ -463,7 +441,6 @@ impl Lanes {
                 }
                 if lane.silent_ticks >= PING_TICKS {
                     ping(lane);
-                    self.is_dirty = true;
                 }
                 Pulse::Alive
             }
@@ -484,11 +461,6 @@ impl Lanes {
         add(&counts.sent_bytes, bytes as u64);
         counts.in_flight.store(outbound.in_flight() as u64, Ordering::Relaxed);
         self.wake_if_room(lane);
-    }
-
-    /// Notes that the caller is about to send everything that was queued.
-    pub(crate) fn take_dirty(&mut self) -> bool {
-        std::mem::take(&mut self.is_dirty)
     }
 
     /// Returns the slots of connections that have waited for room, each of which may try again.

@@ -28,7 +28,7 @@ use crate::settings::RingSettings;
 use cached_ring::{Map, NodeIndex, Slot};
 use lanes::LaneLimits;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
@@ -45,15 +45,14 @@ pub(crate) struct Ring {
     words: Arc<Words>,
     lanes: Box<[Lock<Lanes>]>,
     maps: Lock<Maps>,
-    /// The version of the map in force.
-    version: std::sync::atomic::AtomicU64,
+    /// The map in force, for reports to other nodes.
+    version: AtomicU64,
+    digest: AtomicU64,
     /// Whether items of slots are being removed.
     is_purging: AtomicBool,
-    /// Whether other nodes are told BYE, and no lane is opened.
-    pub(crate) is_leaving: AtomicBool,
     /// The bytes of values that arrive from other nodes and are collected outside the store.
     pub(crate) collected_bytes: AtomicUsize,
-    /// Notified when a lane has ended, or the map has changed: a lane may have to be opened.
+    /// Notified when another map is in force, or a lane has ended: lanes may have to be opened.
     pub(crate) changed: Notify,
     /// The thread that puts maps in force.
     pub(crate) thread: OnceLock<Thread>,
@@ -86,9 +85,9 @@ impl Ring {
             lanes: lanes.collect(),
             words,
             version: map.version().into(),
+            digest: map.digest().into(),
             maps: Lock::ranked(Maps { in_force: map, next: None, peers }, &RING),
             is_purging: AtomicBool::new(false),
-            is_leaving: AtomicBool::new(false),
             collected_bytes: AtomicUsize::new(0),
             changed: Notify::new(),
             thread: OnceLock::new(),
@@ -115,19 +114,15 @@ impl Ring {
         self.maps.lock().in_force.clone()
     }
 
-    /// Returns the version of the map in force.
-    pub(crate) fn version(&self) -> u64 {
-        self.version.load(Ordering::Relaxed)
+    /// Returns the version and the digest of the map in force.
+    pub(crate) fn map_in_force(&self) -> MapInForce {
+        let [version, digest] = [&self.version, &self.digest].map(|word| word.load(Ordering::Relaxed));
+        MapInForce { version, digest }
     }
 
     /// Returns this node's index in a map.
     pub(crate) fn own_index(&self, map: &Map) -> Option<NodeIndex> {
         map.find(&self.own)
-    }
-
-    /// Returns the entry of a node that is or was in a map.
-    pub(crate) fn peer(&self, name: &str) -> Option<Arc<Peer>> {
-        self.maps.lock().peers.get(name).cloned()
     }
 
     /// Returns the entry of a node, which is made if there is none.
@@ -172,6 +167,7 @@ impl Ring {
             self.is_purging.store(true, Ordering::Relaxed);
         }
         self.version.store(map.version(), Ordering::Relaxed);
+        self.digest.store(map.digest(), Ordering::Relaxed);
         maps.in_force = map.clone();
         maps.next.take_if(|next| next.version() <= map.version());
         drop(maps);
@@ -213,7 +209,7 @@ impl Ring {
         RingReport {
             ring: map.ring().to_owned(),
             node: self.own.clone(),
-            map: MapInForce { version: map.version(), digest: map.digest() },
+            map: self.map_in_force(),
             own_slots: self.words.count(SlotState::Own),
             purging_slots: self.words.count(SlotState::Purging),
             is_purging: self.is_purging(),

@@ -7,7 +7,7 @@ use crate::connections::ConnInfo;
 use crate::settings::Settings;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES, TLS_BUFFERS_BYTES};
 use crate::telemetry::insight::hot_keys_bytes_max;
-use crate::worker::{BUNDLE_BYTES, ConnectionSlot, udp_bytes_max};
+use crate::worker::{BUNDLE_BYTES, ConnectionSlot, ring_bytes_max, udp_bytes_max};
 use cached_admin::{AdminServer, Health};
 use cached_core::arena::{ArenaFile, RestartProgress};
 use cached_core::insight;
@@ -210,6 +210,8 @@ pub struct Limits {
     pub connections: usize,
     /// Buffers of the worker threads.
     pub workers: usize,
+    /// Connections to and from other nodes of the ring; 0 without a ring.
+    pub ring: usize,
     /// Samples of requests, simulated caches and sketches; 0 if requests are not sampled.
     pub insight: usize,
     /// The object cache and the buffers of its store; 0 without an object cache.
@@ -245,6 +247,7 @@ impl Limits {
             connections: settings.connections_max
                 * (CONNECTION_BYTES + tls.map_or(0, |_| TLS_CONNECTION_BYTES)),
             workers: settings.threads * (worker_bytes + tls.map_or(0, |_| TLS_BUFFERS_BYTES) + udp_bytes),
+            ring: ring_bytes_max(settings),
             insight: if settings.insight.enabled { insight_bytes_max(settings.threads) } else { 0 },
             objects: 0,
             object_listener: 0,
@@ -254,13 +257,14 @@ impl Limits {
     }
 
     /// Returns the name and the limit of each part.
-    fn parts(&self) -> [(&'static str, usize); 10] {
+    fn parts(&self) -> [(&'static str, usize); 11] {
         [
             ("items", self.arena),
             ("index", self.index),
             ("connection buffers", self.connection_buffers),
             ("connections", self.connections),
             ("workers", self.workers),
+            ("ring", self.ring),
             ("insight", self.insight),
             ("objects", self.objects),
             ("object listener", self.object_listener),

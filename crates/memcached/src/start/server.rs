@@ -14,7 +14,7 @@ use crate::telemetry::heartbeat::Activity;
 use crate::telemetry::watch::{Evictions, Watch};
 use crate::upgrade::give::{Prepared, Upgradable};
 use crate::upgrade::{Program, Taking};
-use crate::worker::{BackgroundThread, Worker};
+use crate::worker::{BackgroundThread, Worker, adopt_items};
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
@@ -248,6 +248,7 @@ impl Server {
             }
             shared.kv.confirm_hand_over();
         }
+        adopt_items(&shared);
         listeners.unix_file.iter_mut().for_each(SocketFile::own);
         // This is set only once.
         let _ = begin.set(true);
@@ -265,6 +266,7 @@ impl Server {
             BackgroundThread::insight(shared.clone())?,
             BackgroundThread::sweep(&shared)?,
         ];
+        let ring = BackgroundThread::ring(&shared)?;
         let tasks = LocalSet::new();
         let next_worker = acceptor::RoundRobin::default();
         let watched = |task: JoinHandle<()>| {
@@ -308,7 +310,7 @@ impl Server {
             queue.send(if failed { Command::Abort } else { Command::Drain });
         }
         let stuck = wait_for_workers(&ended, &shared);
-        drop((background, arbiter));
+        drop((background, arbiter, ring));
         // A thread may be reading a file from a hung disk, so the shutdown does not wait for the
         // thread.
         runtime.shutdown_background();

@@ -1,9 +1,12 @@
-//! The background threads: the watchdog, and the threads that sample, sweep and move memory.
+//! The background threads: the watchdog, and the threads that sample, sweep, move memory and put maps
+//! of the ring in force.
 //!
 //! A panic of the sweeper or the arbiter ends the server, which cannot continue without them. A
 //! panic of any other background thread does not affect clients.
 
+use super::maps::{MapThread, Step};
 use super::timing::record_slow;
+use crate::ring::TICK;
 use crate::shared::Shared;
 use crate::telemetry::heartbeat::HeartbeatState;
 use crate::telemetry::insight::WatchedStep;
@@ -81,6 +84,26 @@ impl BackgroundThread {
         Ok(started)
     }
 
+    /// Starts the thread that puts maps of the ring in force, if the server belongs to a ring. It
+    /// sleeps until [`Ring::set_map`](crate::ring::Ring::set_map) wakes it.
+    ///
+    /// # Errors
+    /// If the system cannot create a thread.
+    pub(crate) fn ring(shared: &Arc<Shared>) -> io::Result<Option<BackgroundThread>> {
+        if shared.ring.is_none() {
+            return Ok(None);
+        }
+        let own = shared.clone();
+        let started = BackgroundThread::start("cached-ring", move |end| {
+            fail_on_panic(&own, "the thread that puts maps in force", || follow_maps(&own, end));
+        })?;
+        if let (Some(ring), Some(thread)) = (&shared.ring, &started.thread) {
+            // Set only once, because a server runs only once.
+            let _ = ring.thread.set(thread.thread().clone());
+        }
+        Ok(Some(started))
+    }
+
     /// Starts the thread that moves memory between items and objects, if they share it.
     ///
     /// # Errors
@@ -113,6 +136,16 @@ impl Drop for BackgroundThread {
 fn fail_on_panic(shared: &Shared, thread: &str, body: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
         shared.fail_by_panic(thread, &*payload);
+    }
+}
+
+fn follow_maps(shared: &Shared, end: &End) {
+    let Some(ring) = &shared.ring else { return };
+    let mut maps = MapThread::new(shared, ring);
+    while !end.is_requested() && maps.step(&|| end.is_requested()) == Step::Done {
+        if ring.next_map().is_none() && !ring.is_purging() {
+            end.wait(TICK);
+        }
     }
 }
 

@@ -288,8 +288,9 @@ impl Worker {
         }
         if !rest.is_empty() {
             slot.connection.hold_unsent(rest, reply.next == Next::Close);
-            if slot.connection.update_info(&self.shared, 0) == After::Short {
-                self.close_requested();
+            let after = slot.connection.update_info(&self.shared, 0);
+            if after != After::Nothing {
+                self.follow_up(after);
             }
         }
         // Unless the socket is full, no event will drive the connection.

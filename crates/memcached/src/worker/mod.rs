@@ -24,11 +24,16 @@
 //! | `bundle` | connections that are ready together, through io_uring |
 //! | `timing` | measures a sample of the loop's iterations |
 //! | `tls`, `udp` | TLS connections; datagrams |
+//! | `lanes`, `inbound` | connections to and from the other nodes of a ring |
+//! | `maps` | puts maps of the ring in force |
 //! | `pause` | stops between two requests for a hand-over |
 //! | `background` | the watchdog, and the threads that sample, sweep and move memory |
 
 mod background;
 mod bundle;
+mod inbound;
+mod lanes;
+mod maps;
 mod pause;
 mod timing;
 mod tls;
@@ -36,6 +41,8 @@ mod udp;
 
 pub(crate) use background::BackgroundThread;
 pub(crate) use bundle::BUNDLE_BYTES;
+pub(crate) use lanes::ring_bytes_max;
+pub(crate) use maps::adopt_items;
 pub(crate) use udp::udp_bytes_max;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -50,6 +57,7 @@ use crate::telemetry::heartbeat::Activity;
 use bundle::{Bundles, QueueingSocket};
 use cached_core::KeyHash;
 use cached_proto::text;
+use lanes::{LANE_FIRST, WorkerLanes};
 use rustix::event::{Timespec, epoll};
 use std::io;
 use std::ops::Range;
@@ -62,6 +70,9 @@ use udp::{UDP_FIRST, WorkerUdp};
 
 /// The maximum number of events processed per wake-up.
 const EVENTS_MAX: usize = 256;
+
+/// The time in which other nodes may take what this one still answers when it ends.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The event number of the command queue's waker, which has no slot.
 const WAKER: u64 = u64::MAX;
@@ -103,6 +114,8 @@ pub(crate) struct Worker {
     tls: Option<WorkerTls>,
     /// The state for datagrams; `None` without UDP.
     udp: Option<WorkerUdp>,
+    /// The connections to other nodes; `None` without a ring.
+    lanes: Option<Box<WorkerLanes>>,
     free: Vec<usize>,
     /// The slots of connections with more work.
     yielded: Vec<usize>,
@@ -135,6 +148,7 @@ impl Worker {
         epoll::add(&epoll, waker, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
         let tls = shared.tls.clone().map(WorkerTls::new);
         let udp = WorkerUdp::new(index, &shared, &epoll)?;
+        let lanes = WorkerLanes::new(&shared);
         let bundles = Bundles::open(index, shared.settings.io_uring_sockets_min);
         let is_always_bundled = bundles.as_ref().is_some_and(|bundles| bundles.sockets_min() == 1);
         let ahead = if bundles.is_some() { BUNDLE } else { GROUP };
@@ -145,6 +159,7 @@ impl Worker {
             bundles,
             tls,
             udp,
+            lanes,
             epoll,
             slots: Vec::new(),
             free: Vec::new(),
@@ -198,6 +213,9 @@ impl Worker {
                 slot.is_listed = false;
             }
             self.serve(number, None);
+        }
+        if self.lanes.is_some() {
+            self.end_iteration();
         }
     }
 
@@ -263,11 +281,12 @@ impl Worker {
         Some(events.iter().filter(|event| event.data.u64() < UDP_FIRST).count())
     }
 
-    /// Serves the event sources without a connection slot: UDP sockets and the command queue.
+    /// Serves the event sources without a connection slot: UDP sockets, lanes and the command queue.
     #[cold]
     fn serve_others(&mut self, events: &[epoll::Event]) {
+        self.serve_lanes(events);
         for event in events {
-            if (UDP_FIRST..WAKER).contains(&event.data.u64()) {
+            if (UDP_FIRST..LANE_FIRST).contains(&event.data.u64()) {
                 self.serve_datagrams(event.data.u64());
             }
         }
@@ -374,13 +393,7 @@ impl Worker {
                 Command::Pause(pause) => self.pause(pause),
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
-                Command::OpenLane(_)
-                | Command::NoLane(_)
-                | Command::ServeLane(_)
-                | Command::EndLane(..)
-                | Command::Map(_)
-                | Command::Pass(_)
-                | Command::Tick => todo!("lanes"),
+                command => self.run_lane_command(command),
             }
         }
     }
@@ -412,7 +425,7 @@ impl Worker {
         tracing::debug!(fd = info.fd, "new connection");
         info.set_slot(number);
         let must_authenticate = self.shared.settings.auth.is_required();
-        let connection = match handed {
+        let mut connection = match handed {
             Some(handed) => Connection::resume_handed(info, *handed, must_authenticate),
             None => {
                 let mut connection = Connection::new(info);
@@ -422,6 +435,9 @@ impl Worker {
                 connection
             }
         };
+        if let Some(ring) = &self.shared.ring {
+            connection.join_ring(ring.lanes(self.index).next_tag());
+        }
         let slot = ConnectionSlot { socket, ready: Readiness::NEW, connection, tls, is_listed: false };
         self.slots[number] = Some(slot);
     }
@@ -486,12 +502,21 @@ impl Worker {
         if sends_first {
             self.send_queued();
         }
-        if after == After::Short {
-            self.close_requested();
+        if after != After::Nothing {
+            self.follow_up(after);
         }
         if result == DriveResult::Yield {
             self.list_yielded(number);
         }
+    }
+
+    /// Does what follows from the drive of a connection.
+    #[cold]
+    fn follow_up(&mut self, after: After) {
+        if after == After::Short {
+            self.close_requested();
+        }
+        self.list_lanes();
     }
 
     /// Closes the worker's connections that were asked to close, before any other connection takes
@@ -529,6 +554,9 @@ impl Worker {
         // A queued reply names the slot, which another connection may have next.
         self.send_queued();
         if let Some(mut slot) = self.slots.get_mut(number).and_then(Option::take) {
+            if let Some(ring) = &self.shared.ring {
+                slot.connection.abandon(&mut ring.lanes(self.index));
+            }
             if slot.connection.is_watcher() {
                 // The log thread may still hold a duplicate of the socket, which keeps the
                 // registration alive: its events would reach the next connection in this slot. The
@@ -546,6 +574,7 @@ impl Worker {
             // Drops the buffers first, then the connection's share of the memory that all
             // connections hold, then the socket.
             drop(slot);
+            self.list_lanes();
         }
     }
 
@@ -556,10 +585,12 @@ impl Worker {
         self.run_commands();
         let end = Instant::now() + self.shared.live.drain_timeout.get();
         while !self.aborted && self.shared.defect.get().is_none() {
+            self.pump_lanes();
             let more = self.drain_all(end);
+            self.flush_lanes();
             let left = end.saturating_duration_since(Instant::now());
             if self.slots.iter().all(Option::is_none) {
-                return;
+                return self.leave_inbound(end.min(Instant::now() + LEAVE_WITHIN));
             }
             if left.is_zero() {
                 tracing::info!(

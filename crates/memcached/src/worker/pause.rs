@@ -2,7 +2,8 @@
 //! connections.
 //!
 //! Requests in flight are completed, and no new request begins; connections whose request does not
-//! complete in time are closed. Then the worker waits for the verdict with all sockets open: either
+//! complete in time are closed. Other nodes of a ring are told to send further requests to the process
+//! that follows. Then the worker waits for the verdict with all sockets open: either
 //! it resumes as if nothing had happened, or it closes its descriptors and ends.
 
 use super::Worker;
@@ -22,7 +23,9 @@ impl Worker {
     #[cold]
     pub(super) fn pause(&mut self, pause: Pause) {
         let Pause { finish_within, report, verdict } = pause;
-        self.finish_requests(Instant::now() + finish_within);
+        let end = Instant::now() + finish_within;
+        self.finish_requests(end);
+        self.leave_inbound(end);
         // Fails if the pause was abandoned, in which case there is no verdict either.
         let _ = report.send(self.paused());
         drop(report);
@@ -36,6 +39,7 @@ impl Worker {
     /// `end`.
     fn finish_requests(&mut self, end: Instant) {
         loop {
+            self.pump_lanes();
             let unfinished: Vec<usize> =
                 (0..self.slots.len()).filter(|number| !self.is_at_rest(*number)).collect();
             if unfinished.is_empty() {
@@ -49,6 +53,7 @@ impl Worker {
                 return unfinished.into_iter().for_each(|number| self.close_slot(number));
             }
             unfinished.into_iter().for_each(|number| self.finish_request(number));
+            self.flush_lanes();
             if !(0..self.slots.len()).all(|number| self.is_at_rest(number)) {
                 self.counters.heartbeat.set_idle();
                 thread::sleep(RETRY);

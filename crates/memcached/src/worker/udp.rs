@@ -134,6 +134,9 @@ impl Worker {
             is_too_large: false,
         };
         let mut connection = Connection::new(info);
+        if let Some(ring) = &self.shared.ring {
+            connection.join_ring(ring.lanes(self.index).next_tag());
+        }
         loop {
             let mut context = WorkerContext {
                 shared: &self.shared,

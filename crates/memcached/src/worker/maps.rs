@@ -1,0 +1,222 @@
+//! The thread that puts maps of the ring in force, and the mark by which a memory file says whose
+//! items it has.
+//!
+//! ```text
+//!  next map ─► every worker routes by it ─► lost slots: Away, gained ones: Purging
+//!                                             └─► every worker has completed its request
+//!                                                   └─► items of slots that are not Own: removed
+//!                                                         └─► gained slots: Own
+//! ```
+//! A slot that is gained may have been this node's earlier, and another node's in the meantime, so
+//! none of its items may be read again. A slot that is lost keeps its memory only until its items are
+//! removed as well.
+
+use crate::connections::Command;
+use crate::ring::{Ring, TICK};
+use crate::shared::Shared;
+use cached_core::kv::{DeleteOptions, ScanCursor};
+use cached_ring::slot_of;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// The mark of a memory file that is of no ring.
+const NO_RING: u64 = 0;
+/// The mark of a memory file that may have items of slots that are not its node's.
+const MIXED: u64 = 1;
+
+/// The number of hash buckets that are looked through at once: some ten thousand items, a few
+/// milliseconds.
+const SLICE_BUCKETS: usize = 1024;
+
+/// The interval at which a wait for the workers looks whether the thread must end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Decides which items of an earlier process may be used, before clients are served: those that were
+/// stored while their slots were this node's.
+pub(crate) fn adopt_items(shared: &Shared) {
+    let kv = &shared.kv;
+    let has_items = kv.stats().items > 0;
+    let mark = kv.mark();
+    let Some(ring) = &shared.ring else {
+        if mark == MIXED && has_items {
+            tracing::warn!("the memory file has items of other nodes of a ring: all items are removed");
+            kv.flush_all();
+        }
+        if mark != NO_RING {
+            kv.set_mark(NO_RING);
+        }
+        return;
+    };
+    let own = ring.mark();
+    if mark == own {
+        return;
+    }
+    if mark == NO_RING && has_items {
+        tracing::info!(
+            "the memory file is of a server without a ring: items of other nodes' slots are removed"
+        );
+        kv.set_mark(MIXED);
+        ring.begin_purge();
+        return;
+    }
+    if has_items {
+        tracing::warn!(
+            "the memory file is of another ring, another node, or other slots of this node: all items are removed"
+        );
+        kv.flush_all();
+    }
+    kv.set_mark(own);
+}
+
+/// The state of the thread.
+pub(super) struct MapThread<'a> {
+    shared: &'a Shared,
+    ring: &'a Ring,
+    /// The time of the last tick.
+    ticked: Instant,
+}
+
+/// Whether a step was completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Done,
+    /// The thread must end, or another process has the store.
+    Ended,
+}
+
+impl<'a> MapThread<'a> {
+    pub(super) fn new(shared: &'a Shared, ring: &'a Ring) -> MapThread<'a> {
+        MapThread { shared, ring, ticked: Instant::now() }
+    }
+
+    /// Does what is due: ticks, then the next map, then the removal of items. `ends` says whether the
+    /// thread must end.
+    pub(super) fn step(&mut self, ends: &dyn Fn() -> bool) -> Step {
+        self.tick();
+        if let Some(map) = self.ring.next_map() {
+            return self.apply(&map, ends);
+        }
+        match self.ring.is_purging() {
+            true => self.purge(ends),
+            false => Step::Done,
+        }
+    }
+
+    /// Lets the workers look after their lanes, if that is due.
+    fn tick(&mut self) {
+        if self.ticked.elapsed() >= TICK {
+            self.ticked = Instant::now();
+            self.tell(|| Command::Tick);
+        }
+    }
+
+    fn tell(&self, command: impl Fn() -> Command) {
+        self.shared.connections.queues().iter().for_each(|queue| queue.send(command()));
+    }
+
+    /// Waits until every worker has completed what it was executing, and has executed the commands
+    /// that were sent before.
+    fn pass(&mut self, ends: &dyn Fn() -> bool) -> Step {
+        let (done, passed) = mpsc::channel();
+        self.tell(|| Command::Pass(done.clone()));
+        for _ in 0..self.shared.connections.queues().len() {
+            loop {
+                match passed.recv_timeout(LOOK) {
+                    Ok(()) => break,
+                    Err(RecvTimeoutError::Timeout) if ends() => return Step::Ended,
+                    Err(_) => self.tick(),
+                }
+            }
+        }
+        Step::Done
+    }
+
+    /// Changes the store, unless another process has it.
+    fn change(&self, change: impl FnOnce()) -> Step {
+        let is_handed_over = self.shared.is_handed_over.lock();
+        if *is_handed_over {
+            return Step::Ended;
+        }
+        change();
+        Step::Done
+    }
+
+    /// Puts a map in force.
+    fn apply(&mut self, map: &std::sync::Arc<cached_ring::Map>, ends: &dyn Fn() -> bool) -> Step {
+        self.tell(|| Command::Map(map.clone()));
+        if self.pass(ends) == Step::Ended {
+            return Step::Ended;
+        }
+        let (own, before) = (self.ring.own_index(map), self.ring.map());
+        let (lost, gained) = (map.lost(&before, &self.ring.own), map.gained(&before, &self.ring.own));
+        let has_changed = !(lost.is_empty() && gained.is_empty());
+        let kv = &self.shared.kv;
+        // In this order, so that a process that follows does not find items of slots that have been
+        // another node's in the meantime.
+        let step = self.change(|| {
+            if has_changed {
+                kv.set_mark(MIXED);
+            }
+            self.ring.apply(map);
+        });
+        if step == Step::Done {
+            tracing::info!(
+                version = map.version(),
+                slots = own.map_or(0, |own| map.slots_of(own).len()),
+                lost = lost.len(),
+                gained = gained.len(),
+                "a map of the ring is in force"
+            );
+        }
+        step
+    }
+
+    /// Removes the items whose slots are not this node's own, and then takes the slots that this node
+    /// has been given.
+    fn purge(&mut self, ends: &dyn Fn() -> bool) -> Step {
+        let begun = Instant::now();
+        // From here on, no item is stored in such a slot.
+        if self.pass(ends) == Step::Ended {
+            return Step::Ended;
+        }
+        let (mut cursor, mut removed) = (Some(ScanCursor::default()), 0);
+        while let Some(at) = cursor {
+            // A map that comes in the meantime may take more slots, and needs another pass.
+            if self.ring.next_map().is_some() {
+                return Step::Done;
+            }
+            if ends() || self.change(|| cursor = self.purge_slice(at, &mut removed)) == Step::Ended {
+                return Step::Ended;
+            }
+            self.tick();
+            std::thread::yield_now();
+        }
+        let mark = self.ring.mark();
+        self.change(|| {
+            self.shared.kv.set_mark(mark);
+            self.ring.end_purge();
+            let took_ms = begun.elapsed().as_millis();
+            tracing::info!(items = removed, took_ms, "the items of other nodes' slots are removed");
+        })
+    }
+
+    /// Removes items of some hash buckets. Returns the position of the next one.
+    fn purge_slice(&self, from: ScanCursor, removed: &mut u64) -> Option<ScanCursor> {
+        let kv = &self.shared.kv;
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        let mut cursor = Some(from);
+        for _ in 0..SLICE_BUCKETS {
+            let at = cursor?;
+            cursor = kv.scan(at, |item| {
+                if !self.ring.owns(slot_of(item.key())) {
+                    keys.push(item.key().to_vec());
+                }
+            });
+            for key in keys.drain(..) {
+                kv.delete(&key, kv.hash(&key), &DeleteOptions::default());
+                *removed += 1;
+            }
+        }
+        cursor
+    }
+}
