@@ -1,6 +1,7 @@
 //! The subcommands: on objects of a backend, on a running program, and on the directory of a store
 //! or a journal. The output and the opening of backends are elsewhere.
 
+mod cluster;
 mod contexts;
 mod doctor;
 mod insight;
@@ -194,6 +195,10 @@ pub(crate) enum Command {
     /// List the documents of the registry with which hosts elect the writer: key, revision, lease and
     /// value, through the admin listener of a cached with writer = "elected" (--admin).
     Registry,
+    /// Show the ring of nodes to which a running cached belongs, through its admin listener (--admin);
+    /// or plan another map of the ring, offline.
+    #[command(subcommand)]
+    Cluster(cluster::Cluster),
     /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running
     /// cached, through its admin listener (--admin); import and export contents, directly in the
     /// store (--backend).
@@ -279,6 +284,7 @@ impl Command {
             Self::Cache(cache) => cache.run(call),
             Self::Leader(leader) => leader.run(call),
             Self::Registry => registry::list(call),
+            Self::Cluster(cluster) => cluster.run(call),
             Self::Volume(volume) => volume.run(call),
             Self::Mrc { scope } => insight::mrc(call, scope.as_deref()),
             Self::Hot { count } => insight::hot(call, *count),
