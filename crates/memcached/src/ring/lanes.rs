@@ -18,6 +18,9 @@ pub(crate) const TICK: Duration = Duration::from_millis(250);
 /// A lane on which nothing was received for this number of ticks is asked for a sign of life.
 const PING_TICKS: u32 = 2;
 
+/// Each lane brings a report of its node once in this number of ticks, also if it is busy.
+const REPORT_TICKS: u32 = 4;
+
 /// The node that executes the requests for a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
@@ -96,6 +99,8 @@ struct Lane {
     waiting: BTreeSet<u32>,
     /// The number of ticks since something was received.
     silent_ticks: u32,
+    /// The number of ticks since the lane was opened.
+    ticks: u32,
     /// When the PING without an answer was queued.
     pinged: Option<Instant>,
 }
@@ -264,6 +269,7 @@ impl Lanes {
                     outbound: Outbound::new(),
                     waiting: BTreeSet::new(),
                     silent_ticks: 0,
+                    ticks: 0,
                     pinged: None,
                 };
                 // Lanes of nodes that occur later in the map are not marked as wanted yet.
@@ -318,7 +324,7 @@ impl Lanes {
         add(&lane.peer.counts(worker).resent, lane.outbound.in_flight() as u64);
         lane.state = LaneState::Open;
         lane.peer.set_open(worker, true);
-        (lane.silent_ticks, lane.pinged) = (0, None);
+        (lane.silent_ticks, lane.ticks, lane.pinged) = (0, 0, None);
         // The first PING tells the time of the round trip, and brings the first report.
         ping(lane);
     }
@@ -439,7 +445,8 @@ impl Lanes {
                 if lane.silent_ticks > silent_ticks {
                     return Pulse::Silent;
                 }
-                if lane.silent_ticks >= PING_TICKS {
+                lane.ticks = lane.ticks.wrapping_add(1);
+                if lane.silent_ticks >= PING_TICKS || lane.ticks.is_multiple_of(REPORT_TICKS) {
                     ping(lane);
                 }
                 Pulse::Alive

@@ -11,6 +11,7 @@ pub(crate) struct Peer {
     pub(crate) name: String,
     /// The counts of each worker, which alone changes them.
     workers: Box<[PeerCounts]>,
+    is_tried: AtomicBool,
     told: Lock<Told>,
 }
 
@@ -72,6 +73,7 @@ impl Peer {
         Peer {
             name: name.to_owned(),
             workers: (0..workers).map(|_| PeerCounts::default()).collect(),
+            is_tried: AtomicBool::new(false),
             told: Lock::ranked(Told::default(), &PEERS),
         }
     }
@@ -91,6 +93,11 @@ impl Peer {
     /// receives it, and the worker records its end.
     pub(crate) fn set_open(&self, worker: usize, is_open: bool) {
         self.workers[worker].is_open.store(is_open, Ordering::Release);
+    }
+
+    /// Records that an attempt to open a lane has ended, with or without success.
+    pub(crate) fn set_tried(&self) {
+        self.is_tried.store(true, Ordering::Relaxed);
     }
 
     /// Records what the peer has said at the start of a lane: its map, and by how many milliseconds
@@ -119,6 +126,7 @@ impl Peer {
             slots,
             lanes: (0..self.workers.len()).filter(|worker| self.is_open(*worker)).count(),
             lanes_max: self.workers.len(),
+            is_tried: self.is_tried.load(Ordering::Relaxed),
             in_flight: self.sum(|counts| &counts.in_flight),
             done: self.sum(|counts| &counts.done),
             not_mine: self.sum(|counts| &counts.not_mine),
@@ -170,6 +178,8 @@ pub(crate) struct PeerReport {
     pub(crate) lanes: usize,
     /// The number of lanes to it if each worker has its own: the node is away if there is none.
     pub(crate) lanes_max: usize,
+    /// Whether an attempt to open a lane to it has ended, with or without success.
+    pub(crate) is_tried: bool,
     /// Requests passed to it that are not answered.
     pub(crate) in_flight: u64,
     /// Requests that it has answered.

@@ -161,6 +161,15 @@ pub(super) fn collected_bytes_max(settings: &crate::settings::Settings) -> usize
 }
 
 impl InboundLane {
+    /// Returns the memory of the lane outside the store, in bytes.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        let unwaited: usize = self.unwaited.iter().map(|(_, rest)| rest.bytes()).sum();
+        let suspended: usize = self.suspended.values().map(Suspended::bytes).sum();
+        let held = self.held.as_ref().map_or(0, |held| held.capacity());
+        self.input.capacity() + held + suspended + unwaited
+    }
+
     fn has_begun(&self) -> bool {
         !(self.arriving.is_empty() && self.suspended.is_empty() && self.unwaited.is_empty())
             || self.held.is_some()

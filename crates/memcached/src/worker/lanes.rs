@@ -47,7 +47,8 @@ const OUTBOUND_BYTES_MAX: usize = (704 << 10) + PARTIAL_BYTES_MAX;
 
 /// The most bytes that a lane from another node uses: its input, replies that the socket has not
 /// taken, and replies that wait for MORE.
-const INBOUND_BYTES_MAX: usize = LANE_BUFFER_BYTES + FULL_BYTES + COPY_BYTES_MAX + SUSPENDED_BYTES_MAX;
+pub(super) const INBOUND_BYTES_MAX: usize =
+    LANE_BUFFER_BYTES + FULL_BYTES + COPY_BYTES_MAX + SUSPENDED_BYTES_MAX;
 
 /// Returns the maximum memory, in bytes, for connections to and from other nodes; 0 without a ring.
 pub(crate) fn ring_bytes_max(settings: &Settings) -> usize {
@@ -226,7 +227,7 @@ impl Worker {
     pub(super) fn run_lane_command(&mut self, command: Command) {
         match command {
             Command::OpenLane(lane) => self.open_lane(lane),
-            Command::NoLane(NoLane { node, is_there: false, why }) => self.no_lane(&node, &why),
+            Command::NoLane(NoLane { node, is_there, why }) => self.no_lane(&node, is_there, &why),
             Command::ServeLane(lane) => self.open_inbound(lane),
             // The sender is dropped after the lane was closed.
             Command::EndLane(number, _done) => self.end_inbound(number),
@@ -298,6 +299,7 @@ impl Worker {
             let (ready, partial) = (Readiness::NEW, Vec::new());
             own.outbound[at] = Some(OutboundLane { socket, ready, partial, _ended: ended });
             lanes.open(at);
+            lanes.peer(at).set_tried();
         });
         tracing::debug!(node, worker = self.index, "lane opened");
         self.list_lanes();
@@ -311,10 +313,13 @@ impl Worker {
         }
     }
 
-    /// Fails the requests that wait for a connection to a node: none can be opened.
-    fn no_lane(&mut self, node: &str, cause: &str) {
+    /// Notes that no connection to a node can be opened. Requests that wait for one fail, unless the
+    /// node `is_there`.
+    fn no_lane(&mut self, node: &str, is_there: bool, cause: &str) {
         self.with_lanes(|_, lanes, each| {
-            if let Some(at) = lanes.find(node).filter(|at| lanes.is_resuming(*at)) {
+            let Some(at) = lanes.find(node) else { return };
+            lanes.peer(at).set_tried();
+            if !is_there && lanes.is_resuming(at) {
                 tracing::warn!(node, cause, "the node has ended: requests that waited for it fail");
                 lanes.give_up(at, each);
             }

@@ -35,6 +35,8 @@ mod inbound;
 mod lanes;
 mod maps;
 mod pause;
+#[cfg(test)]
+mod ring_tests;
 mod timing;
 mod tls;
 mod udp;
