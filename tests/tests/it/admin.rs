@@ -539,6 +539,8 @@ fn the_reference_names_every_metric() {
         // A test of volumes compares these metrics.
         "cached_volume",
         "cached_nbd_",
+        // A test of rings compares these metrics.
+        "cached_ring_",
         // A test of the sidecar compares these metrics.
         "cached_s3_",
     ];

@@ -11,7 +11,7 @@ use std::os::unix::fs::symlink;
 const OUTSIDE: [&str; 8] = ["unshare", "ip", "nc", "openssl", "qemu-io", "jq", "install", "curl"];
 
 /// The pages, without the ending.
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "operations",
     "operations/run",
     "operations/size",
@@ -21,6 +21,7 @@ const PAGES: [&str; 10] = [
     "http",
     "journal",
     "restart",
+    "ring",
     "volumes",
 ];
 

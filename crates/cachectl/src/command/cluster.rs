@@ -18,7 +18,7 @@ pub(crate) enum Cluster {
     /// Show the nodes: state, map, slots, items, hits; and the requests that the asked node has passed
     /// to each of them.
     ///
-    /// The exit code is 5 if a node is away or has another map.
+    /// The exit code is 5 if a node is away (for some threads: partly), or has another map.
     Status,
     /// Show which node owns which slots. The slot of a key is a part of the key's CRC-32.
     Map,
@@ -66,7 +66,7 @@ impl Cluster {
                 if troubled.is_empty() {
                     return Ok(());
                 }
-                let line = format!("away or with another map: {}", troubled.join(", "));
+                let line = format!("away, or with another map: {}", troubled.join(", "));
                 Err(Failure::admin(admin.url(), None, line))
             }
         }
@@ -75,7 +75,7 @@ impl Cluster {
 
 /// Returns the name of a node that is away or has another map.
 fn trouble(node: &Value) -> Option<&str> {
-    let is_troubled = node["state"] == "away" || node["has_same_map"] == false;
+    let is_troubled = node["state"] == "away" || node["state"] == "partly" || node["has_same_map"] == false;
     is_troubled.then(|| text(&node["node"]))
 }
 

@@ -32,7 +32,8 @@ pub struct RingPart {
 pub struct RingNode {
     /// The name of the node.
     pub node: String,
-    /// `here` for this node; `up` for a node to which there is a connection, otherwise `away`.
+    /// `here` for this node; for another one `up` if every worker has a connection to it, `partly` if
+    /// some have one, and `away` if none has.
     pub state: &'static str,
     /// The address at which other nodes reach the node.
     pub ring_address: String,

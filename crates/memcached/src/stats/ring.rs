@@ -68,7 +68,11 @@ fn hex(map: MapInForce) -> String {
 }
 
 fn state(peer: &PeerReport) -> &'static str {
-    if peer.lanes > 0 { "up" } else { "away" }
+    match peer.lanes {
+        0 => "away",
+        lanes if lanes < peer.lanes_max => "partly",
+        _ => "up",
+    }
 }
 
 /// Returns the bytes sent to a node on connections of both directions.
@@ -83,11 +87,11 @@ fn received(peer: &PeerReport) -> u64 {
 
 pub(super) fn collect(ring: &Ring, into: &mut Families) {
     let report = ring.report();
-    let of_ring = || vec![Label::from(("ring", report.ring.clone()))];
-    let help = "The version of the ring's map in force at this node.";
-    into.sample("cached_ring_map_version", help, of_ring(), Value::Gauge(report.map.version as f64));
-    let help = "Slots whose requests this node executes.";
-    into.sample("cached_ring_slots", help, of_ring(), Value::Gauge(report.own_slots as f64));
+    let help = "The version of the map in force at this node. Maps are equal if their digests are.";
+    let labels = vec![("ring", report.ring.clone()).into(), ("digest", hex(report.map)).into()];
+    into.sample("cached_ring_map_version", help, labels, Value::Gauge(report.map.version as f64));
+    let help = "Slots whose requests this node executes; all nodes of a ring together have 16384.";
+    into.gauge("cached_ring_slots", help, report.own_slots as u64);
     for peer in &report.peers {
         let of_peer = || vec![Label::from(("peer", peer.name.clone()))];
         let with = |name: &'static str, value: &'static str| {
@@ -214,6 +218,9 @@ pub(super) fn note(ring: &Ring) -> Option<String> {
     let report = ring.report();
     let of_peer = |peer: &PeerReport| match peer.map.filter(|map| *map != report.map) {
         _ if peer.lanes == 0 => Some(format!("node {} is away", peer.name)),
+        _ if peer.lanes < peer.lanes_max => {
+            Some(format!("{} of {} workers are connected to node {}", peer.lanes, peer.lanes_max, peer.name))
+        }
         Some(map) if map.version == report.map.version => {
             Some(format!("node {} has another map of version {}", peer.name, map.version))
         }
