@@ -211,6 +211,12 @@ fn restart() {
 }
 
 #[test]
+fn ring() {
+    let Some(mut procedures) = Procedures::prepare("ring", &[]) else { return };
+    procedures.run_page("ring");
+}
+
+#[test]
 fn volumes() {
     let volumes = "cachectl volume create data 1G && cachectl volume create log 1G && head -c 4M /dev/urandom > debian.raw";
     let Some(mut procedures) = Procedures::prepare("volumes", &[&SERVER[..], &[volumes]].concat()) else {
