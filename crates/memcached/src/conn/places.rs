@@ -15,7 +15,7 @@ use crate::exec::{self, Executor};
 use crate::ring::{LaneId, Lanes, Outcome, Refused, Why};
 use crate::stream::{FULL_BYTES, Output};
 use cached_ring::wire::MESSAGE_BYTES_MAX;
-use cached_ring::{Flags, NodeIndex, Slot, Waiter};
+use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
 use std::collections::VecDeque;
 
 /// The maximum number of places.
@@ -32,7 +32,7 @@ const KEPT_BYTES: usize = 1 << 10;
 /// The state of a connection of a ring, besides that of any connection.
 pub(super) struct Routed {
     /// The position of the connection within its input, as for other connections: never `Gate`,
-    /// `Watch` or `Routed`.
+    /// `Get`, `Watch` or `Routed`.
     pub(super) phase: Phase,
     /// Distinguishes this connection from earlier ones in its slot of the worker.
     tag: u32,
@@ -52,8 +52,10 @@ pub(super) struct Routed {
     pub(super) reading: u32,
     /// The number of `Merge` places.
     merges: u32,
-    /// The slot of the key whose value arrives in `phase`, if that value is for another node.
-    pub(super) body_to: Option<Slot>,
+    /// The slot of the key whose value arrives in `phase`.
+    pub(super) body_slot: Slot,
+    /// Whether that value is for this node.
+    pub(super) body_is_own: bool,
     /// A request with a large value of which the lane has not taken all parts.
     pub(super) sending: Option<Sending>,
     /// Whether the input begins with a request that waits: for replies, or for space in a lane.
@@ -157,7 +159,8 @@ impl Routed {
             reply_bytes: REPLY_BYTES_MIN,
             reading: 0,
             merges: 0,
-            body_to: None,
+            body_slot: slot_of(b""),
+            body_is_own: true,
             sending: None,
             is_blocked: false,
             has_waited: false,

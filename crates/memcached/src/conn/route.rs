@@ -14,7 +14,7 @@ use super::places::{NoRoom, Routed, Sending, Way};
 use super::requests::BUFFERED_BODY_BYTES_MAX;
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor, Next, Target};
-use crate::ring::{LaneId, Lanes, Outcome, Route};
+use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
 use crate::shared::Shared;
 use crate::stream::{Body, OutOfMemory};
 use cached_proto::binary::sasl::is_sasl;
@@ -179,21 +179,20 @@ impl Connection {
         rest: &[u8],
     ) -> Step {
         match &mut self.phase {
-            // These replies are longer than the output, so they go out directly.
-            Phase::Get { .. } | Phase::Dump(_) if routed.has_places() => Step::Blocked,
             Phase::Body(body) => {
                 let (used, result) = body.feed(rest);
                 let is_complete = body.missing() == 0;
-                match result {
-                    Err(OutOfMemory) => match routed.body_to {
-                        Some(slot) => return self.refuse_foreign_body(routed, way, executor, used, slot),
-                        None => routed.own(executor, |executor| self.refuse_body(executor)),
-                    },
-                    Ok(()) if !is_complete => return Step::Stop(used, StopReason::Input),
-                    Ok(()) => match routed.body_to.take() {
-                        Some(slot) => self.pass_body(routed, slot),
-                        None => routed.own(executor, |executor| self.finish_body(executor)),
-                    },
+                match (result, routed.body_is_own) {
+                    (Err(OutOfMemory), false) => {
+                        return self.refuse_foreign_body(routed, way, executor, used);
+                    }
+                    (Err(OutOfMemory), true) => routed.own(executor, |executor| self.refuse_body(executor)),
+                    (Ok(()), _) if !is_complete => return Step::Stop(used, StopReason::Input),
+                    (Ok(()), false) => self.pass_body(routed),
+                    (Ok(()), true) if way.lanes.route(routed.body_slot) != Route::Own => {
+                        self.drop_body(routed, way, executor);
+                    }
+                    (Ok(()), true) => routed.own(executor, |executor| self.finish_body(executor)),
                 }
                 Step::Phase(used)
             }
@@ -264,7 +263,7 @@ impl Connection {
                     Target::Alone => return self.execute_alone(routed, executor, client, rest),
                 };
                 match route {
-                    (_, Route::Own) => self.finish_text(routed, executor, &request, consumed),
+                    (_, Route::Own) => self.execute_text(routed, way, executor, &request, own),
                     (slot, Route::Peer(node)) => {
                         let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
                         forwarded.map_or(Step::Blocked, |()| Step::Done(consumed))
@@ -346,21 +345,24 @@ impl Connection {
         }
     }
 
-    /// Executes a text request whose keys this node owns.
-    fn finish_text(
+    /// Executes the text request `own`, whose keys belong to this node.
+    fn execute_text(
         &mut self,
         routed: &mut Routed,
+        way: &mut Way<'_>,
         executor: &mut Executor<'_>,
         request: &Request<'_>,
-        consumed: usize,
+        own: &[u8],
     ) -> Step {
         match routed.own(executor, |executor| exec::text(executor, request)) {
+            // Until the rest is read, keys may become another node's.
             Next::Suspend(cursor) => {
-                self.phase = Phase::Get { cursor, line_bytes: consumed };
-                Step::Phase(0)
+                let to = routed.waiter(way);
+                routed.merge(Merge::begin(&cursor.resume(own), own, way, to));
+                Step::Done(own.len())
             }
             Next::Defer => Step::Stop(0, StopReason::Budget),
-            _ => Step::Done(consumed),
+            _ => Step::Done(own.len()),
         }
     }
 
@@ -383,7 +385,7 @@ impl Connection {
             count += 1;
         }
         match route {
-            Route::Own if is_of_one => self.finish_text(routed, executor, &Request::Get(*get), own.len()),
+            Route::Own if is_of_one => self.execute_text(routed, way, executor, &Request::Get(*get), own),
             Route::Peer(node) if is_of_one && own.len() <= LINE_BYTES_MAX => {
                 let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, count > 1);
                 forwarded.map_or(Step::Blocked, |()| Step::Done(own.len()))
@@ -495,12 +497,12 @@ impl Connection {
         }
         match way.lanes.route(slot) {
             Route::Own => {
-                routed.body_to = None;
+                (routed.body_slot, routed.body_is_own) = (slot, true);
                 let begun = routed.own(executor, begin);
                 self.phase = Phase::of_body(begun, protocol, head, body_len);
             }
             Route::Peer(_) if !way.is_datagram && exec::may_be_collected(executor, protocol, head) => {
-                routed.body_to = Some(slot);
+                (routed.body_slot, routed.body_is_own) = (slot, false);
                 let terminator_bytes = if protocol == Protocol::Text { TERMINATOR_LEN } else { 0 };
                 let value_bytes = body_len - terminator_bytes;
                 self.phase = Phase::Body(Box::new(Body::collected(protocol, head, value_bytes)));
@@ -541,28 +543,39 @@ impl Connection {
         way: &mut Way<'_>,
         executor: &mut Executor<'_>,
         used: usize,
-        slot: Slot,
     ) -> Step {
         let Phase::Body(body) = &self.phase else { return Step::Phase(used) };
-        let Route::Peer(node) = way.lanes.route(slot) else {
-            routed.body_to = None;
+        let Route::Peer(node) = way.lanes.route(routed.body_slot) else {
             routed.own(executor, |executor| self.refuse_body(executor));
             return Step::Phase(used);
         };
         let (protocol, head, missing) = (body.protocol, body.head.clone(), body.missing());
-        if self.forward_head(routed, way, executor, (node, slot), protocol, &head).is_err() {
+        let to = (node, routed.body_slot);
+        if self.forward_head(routed, way, executor, to, protocol, &head).is_err() {
             return Step::Stop(used, StopReason::Budget);
         }
-        routed.body_to = None;
         self.phase = Phase::Swallow(missing);
         Step::Phase(used)
     }
 
     /// Prepares to pass a complete value to the owner of its key.
-    fn pass_body(&mut self, routed: &mut Routed, slot: Slot) {
+    fn pass_body(&mut self, routed: &mut Routed) {
         let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
         let is_binary = body.protocol == Protocol::Binary;
+        let slot = routed.body_slot;
         routed.sending = Some(Sending { slot, is_binary, bytes: body.into_request(), sent: None });
+    }
+
+    /// Drops a complete value whose key has become another node's while the value arrived.
+    #[cold]
+    fn drop_body(&mut self, routed: &mut Routed, way: &Way<'_>, executor: &mut Executor<'_>) {
+        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
+        let map = way.lanes.map();
+        let own = executor.shared.settings.ring.as_ref().map_or("", |ring| ring.node.as_str());
+        let why = Why::NotMine(map.version());
+        routed.own(executor, |executor| {
+            exec::away(&mut executor.out.bytes, body.protocol == Protocol::Binary, &body.head, own, why);
+        });
     }
 
     /// Passes on what is left of a request with a large value. Returns whether nothing is left.
