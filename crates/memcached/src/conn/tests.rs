@@ -1,6 +1,8 @@
 //! Connections driven as a worker drives them, over a socket that delivers its input in given
 //! pieces.
 
+mod late;
+
 use super::*;
 use crate::connections::{CommandQueue, Endpoints, HandedConnection, HandedPhase};
 use crate::process::Logging;
@@ -16,16 +18,36 @@ use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 use std::task::Poll;
 
-/// A transport that returns one piece per read, and accepts everything that is written.
-#[derive(Default)]
+/// A transport that returns one piece per read, and accepts what is written as long as there is
+/// room.
 struct Fake {
     pieces: VecDeque<Vec<u8>>,
+    /// Whether the stream ends after the pieces.
+    is_ended: bool,
     written: Vec<u8>,
+    /// The number of bytes that are still accepted.
+    room: usize,
+    /// Whether a write was refused for lack of room.
+    is_full: bool,
+}
+
+impl Default for Fake {
+    fn default() -> Fake {
+        Fake {
+            pieces: VecDeque::new(),
+            is_ended: false,
+            written: Vec::new(),
+            room: usize::MAX,
+            is_full: false,
+        }
+    }
 }
 
 impl Transport for Fake {
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        let Some(piece) = self.pieces.pop_front() else { return Poll::Pending };
+        let Some(piece) = self.pieces.pop_front() else {
+            return if self.is_ended { Poll::Ready(Ok(0)) } else { Poll::Pending };
+        };
         let count = piece.len().min(into.len());
         into[..count].copy_from_slice(&piece[..count]);
         if count < piece.len() {
@@ -35,13 +57,20 @@ impl Transport for Fake {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.written.extend_from_slice(bytes);
-        Poll::Ready(Ok(bytes.len()))
+        self.write_vectored(&[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let before = self.written.len();
-        pieces.iter().for_each(|piece| self.written.extend_from_slice(piece));
+        self.is_full = self.room == 0;
+        if self.is_full {
+            return Poll::Pending;
+        }
+        for piece in pieces {
+            let count = piece.len().min(self.room);
+            self.written.extend_from_slice(&piece[..count]);
+            self.room -= if self.room == usize::MAX { 0 } else { count };
+        }
         Poll::Ready(Ok(self.written.len() - before))
     }
 }
