@@ -815,3 +815,6 @@ fn report(shared: &Shared) -> Report {
         map_digest: map.map_or(0, |map| map.digest),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, Readiness, Socket, Transport};
 use crate::telemetry::heartbeat::Activity;
-use cached_ring::Waiter;
 use cached_ring::wire::{HEAD_BYTES, MESSAGE_BYTES_MAX};
+use cached_ring::{Outbound, Waiter};
 use rustix::event::epoll;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -43,7 +43,7 @@ const NO_SLOT: usize = usize::MAX;
 const LANE_BUFFER_BYTES: usize = 2 * PARTIAL_BYTES_MAX + READ_BYTES;
 
 /// The most bytes that a lane to another node uses: its messages, and an incomplete one.
-const OUTBOUND_BYTES_MAX: usize = (704 << 10) + PARTIAL_BYTES_MAX;
+const OUTBOUND_BYTES_MAX: usize = Outbound::HELD_BYTES_MAX + PARTIAL_BYTES_MAX;
 
 /// The most bytes that a lane from another node uses: its input, replies that the socket has not
 /// taken, and replies that wait for MORE.

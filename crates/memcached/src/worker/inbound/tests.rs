@@ -1,0 +1,472 @@
+//! Lanes of another node: what it asks, its mistakes, and what a lane holds meanwhile.
+
+use super::*;
+use crate::connections::CommandQueue;
+use crate::process::Logging;
+use crate::settings::{RingSecrets, RingSettings, Settings};
+use crate::shared::clock::ServerClock;
+use crate::telemetry::watch::Watch;
+use cached_core::kv::{Kv, KvConfig};
+use cached_ring::{Answer, Map, Node, NodeIndex, Outbound, RequestId, SLOTS, Waiter};
+use rustix::event::Timespec;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// A worker of node b, which owns the slots that a test gives it.
+struct Owner {
+    worker: Worker,
+    lanes: u64,
+}
+
+/// One end of a lane, at node a.
+struct Entry {
+    outbound: Outbound,
+    socket: UnixStream,
+    received: Vec<u8>,
+    ended: oneshot::Receiver<()>,
+    /// What was received for each place, and whether it is complete.
+    replies: BTreeMap<u32, (Vec<u8>, bool)>,
+    /// The places whose requests the owner has refused.
+    refused: Vec<u32>,
+}
+
+/// Returns a map in which `owner` names the owner of each slot.
+fn map(version: u64, owner: impl Fn(u16) -> u16) -> Arc<Map> {
+    let node = |name: &str, port: u16| Node {
+        name: name.into(),
+        ring: format!("127.0.0.1:{port}"),
+        address: format!("127.0.0.1:{}", port + 1),
+        weight: 1,
+    };
+    let owners: Vec<NodeIndex> = (0..SLOTS as u16).map(|slot| NodeIndex(owner(slot))).collect();
+    let owners = owners.try_into().expect("an owner for each slot");
+    Arc::new(Map::new("main", version, vec![node("a", 10), node("b", 20)], owners).expect("a map"))
+}
+
+impl Owner {
+    fn new() -> Owner {
+        let ring = RingSettings {
+            node: "b".into(),
+            listen: Vec::new(),
+            map: map(1, |_| 1),
+            secrets: RingSecrets::default(),
+            peer_timeout: Duration::from_secs(2),
+            connect_timeout: Duration::from_secs(1),
+            peer_lanes_max: 16,
+        };
+        let settings = Settings {
+            threads: 1,
+            memory_bytes: 32 << 20,
+            ring: Some(Arc::new(ring)),
+            ..Settings::default()
+        };
+        let clock = ServerClock::new();
+        let config = KvConfig {
+            arena_bytes: settings.memory_bytes,
+            lanes: 1,
+            clock: clock.ticks(),
+            ..KvConfig::default()
+        };
+        let kv = Kv::new(config).expect("a store");
+        let watch = Arc::new(Watch::new(1 << 16, 1 << 16).expect("a descriptor"));
+        let queues = [CommandQueue::new().expect("a descriptor")];
+        let shared = Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into());
+        Owner { worker: Worker::new(0, Arc::new(shared)).expect("descriptors"), lanes: 0 }
+    }
+
+    fn ring(&self) -> &Ring {
+        self.worker.shared.ring.as_ref().expect("a ring")
+    }
+
+    /// Gives the owner a lane.
+    fn connect(&mut self) -> (UnixStream, oneshot::Receiver<()>) {
+        let (near, far) = UnixStream::pair().expect("sockets");
+        near.set_nonblocking(true).unwrap();
+        far.set_nonblocking(true).unwrap();
+        let (ended, has_ended) = oneshot::channel();
+        self.lanes += 1;
+        let lane = ServeLane { number: self.lanes, node: "a".into(), socket: near.into(), ended };
+        self.worker.open_inbound(lane);
+        self.turn();
+        (far, has_ended)
+    }
+
+    /// Serves until nothing happens any more.
+    fn turn(&mut self) {
+        let mut events = Vec::with_capacity(16);
+        loop {
+            self.worker.wait(&mut events, Some(Timespec::default()));
+            match (events.is_empty(), self.worker.yielded.is_empty()) {
+                (true, true) => return,
+                (false, true) => {}
+                (_, false) => self.worker.serve_yielded(),
+            }
+        }
+    }
+
+    /// Returns the lanes that are served.
+    fn inbound(&self) -> impl Iterator<Item = &InboundLane> {
+        self.worker.lanes.as_ref().expect("a ring").inbound.iter().flatten().map(|lane| &**lane)
+    }
+
+    /// Asks on a lane of its own.
+    fn value(&mut self, key: &str) -> Vec<u8> {
+        let mut entry = Entry::new(self);
+        entry.ask(1, key, &format!("get {key}\r\n"));
+        entry.pump(self);
+        entry.reply(1)
+    }
+}
+
+impl Entry {
+    fn new(owner: &mut Owner) -> Entry {
+        let (socket, ended) = owner.connect();
+        let (replies, refused) = (BTreeMap::new(), Vec::new());
+        Entry { outbound: Outbound::new(), socket, received: Vec::new(), ended, replies, refused }
+    }
+
+    fn ask(&mut self, place: u32, key: &str, request: &str) -> RequestId {
+        self.ask_with(place, key, Flags::NONE, request.as_bytes())
+    }
+
+    fn ask_with(&mut self, place: u32, key: &str, flags: Flags, request: &[u8]) -> RequestId {
+        let to = Waiter { place, ..Waiter::default() };
+        self.outbound.request(to, Some(slot_of(key.as_bytes())), flags, &[request])
+    }
+
+    /// Sends what the socket takes.
+    fn send(&mut self) -> bool {
+        let mut has_sent = false;
+        loop {
+            let (first, _) = self.outbound.unsent();
+            match self.socket.write(first) {
+                _ if first.is_empty() => return has_sent,
+                Ok(count) => {
+                    self.outbound.sent(count);
+                    has_sent = true;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return has_sent,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Receives what has come.
+    fn receive(&mut self) -> bool {
+        let mut input = vec![0; 256 << 10];
+        match self.socket.read(&mut input) {
+            Ok(0) => panic!("the owner has closed the lane"),
+            Ok(count) => self.received.extend_from_slice(&input[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+            Err(error) => panic!("{error}"),
+        }
+        let Entry { outbound, received, replies, refused, .. } = self;
+        let used = outbound.received(received, &mut |to, _, answer| match answer {
+            Answer::Bytes { bytes, last } => {
+                let (reply, is_complete) = replies.entry(to.place).or_default();
+                assert!(!*is_complete);
+                reply.extend_from_slice(bytes);
+                *is_complete = last;
+            }
+            Answer::NotMine { .. } => refused.push(to.place),
+        });
+        received.drain(..used.expect("the owner keeps to the protocol"));
+        true
+    }
+
+    /// Moves bytes until nothing happens any more.
+    fn pump(&mut self, owner: &mut Owner) {
+        loop {
+            let has_sent = self.send();
+            owner.turn();
+            if !self.receive() && !has_sent {
+                return;
+            }
+        }
+    }
+
+    /// Returns the complete reply of a place.
+    fn reply(&mut self, place: u32) -> Vec<u8> {
+        let (reply, is_complete) = self.replies.remove(&place).unwrap_or_default();
+        assert!(is_complete, "place {place} has only {:?}", reply.escape_ascii().to_string());
+        reply
+    }
+
+    /// Stores a long value in parts.
+    fn set(&mut self, owner: &mut Owner, key: &str, value: &[u8]) {
+        let id = self.ask_with(0, key, Flags::PARTS, format!("set {key} 0 0 {}\r\n", value.len()).as_bytes());
+        for part in value.chunks(MESSAGE_BYTES_MAX) {
+            self.outbound.part(id, part, false);
+            self.pump(owner);
+        }
+        self.outbound.part(id, b"\r\n", true);
+        self.pump(owner);
+        assert_eq!(self.reply(0), b"STORED\r\n");
+    }
+}
+
+/// Returns a message with these fields, valid or not.
+fn message(id: u32, slot: u16, kind: u8, flags: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = id.to_le_bytes().to_vec();
+    out.extend_from_slice(&slot.to_le_bytes());
+    out.extend_from_slice(&[kind, flags]);
+    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(bytes);
+    out
+}
+
+/// Returns a request of the binary protocol.
+fn binary_request(opcode: u8, key: &[u8], extras: &[u8], value: &[u8]) -> Vec<u8> {
+    let mut out = vec![0x80, opcode, 0, key.len() as u8, extras.len() as u8, 0, 0, 0];
+    out.extend_from_slice(&((extras.len() + key.len() + value.len()) as u32).to_be_bytes());
+    out.extend_from_slice(&[0; 12]);
+    [&out, extras, key, value].concat()
+}
+
+#[test]
+fn requests_of_all_protocols_are_answered_in_their_order() {
+    let mut owner = Owner::new();
+    let mut entry = Entry::new(&mut owner);
+    entry.ask(1, "k", "set k 7 0 5\r\nvalue\r\n");
+    entry.ask(2, "k", "get k\r\n");
+    entry.ask(3, "k", "mg k f v\r\n");
+    entry.ask_with(4, "k", Flags::BINARY, &binary_request(0, b"k", b"", b""));
+    entry.ask(5, "other", "get other\r\n");
+    entry.ask(6, "k", "delete k noreply\r\n");
+    entry.ask(7, "k", "ms k 1 q\r\nx\r\n");
+    entry.ask(8, "k", "get k\r\n");
+    let every = Waiter { place: 9, ..Waiter::default() };
+    entry.outbound.request(every, None, Flags::EVERY, &[b"flush_all\r\n"]);
+    // The value does not come, because the other node has no memory for it.
+    entry.ask_with(10, "k", Flags::HEAD, b"set k 0 0 100000\r\n");
+    entry.pump(&mut owner);
+    assert_eq!(entry.reply(1), b"STORED\r\n");
+    assert_eq!(entry.reply(2), b"VALUE k 7 5\r\nvalue\r\nEND\r\n");
+    assert_eq!(entry.reply(3), b"VA 5 f7\r\nvalue\r\n");
+    assert!(entry.reply(4).starts_with(&[0x81, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 9]));
+    assert_eq!(entry.reply(5), b"END\r\n");
+    assert_eq!((entry.reply(6), entry.reply(7)), (Vec::new(), Vec::new()));
+    assert_eq!(entry.reply(8), b"VALUE k 0 1\r\nx\r\nEND\r\n");
+    assert_eq!(entry.reply(9), b"OK\r\n");
+    assert!(entry.reply(10).starts_with(b"SERVER_ERROR "));
+    assert_eq!(entry.outbound.in_flight(), 0);
+}
+
+#[test]
+fn a_node_that_breaks_the_protocol_loses_its_lane_and_nothing_else() {
+    let mut owner = Owner::new();
+    let mut other = Entry::new(&mut owner);
+    other.ask(1, "k", "set k 0 0 1\r\nv\r\n");
+    other.pump(&mut owner);
+    assert_eq!(other.reply(1), b"STORED\r\n");
+    let k = slot_of(b"k").number();
+    let text = |bytes: &[u8]| message(1, k, 1, 0, bytes);
+    let open = |id, bytes: &[u8]| message(id, k, 1, 2, bytes);
+    let part = |id, flags, bytes: &[u8]| message(id, 0xffff, 2, flags, bytes);
+    let stored = binary_request(1, b"k", &[0; 8], b"vv");
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("an unknown command", text(b"bogus\r\n")),
+        ("half a request", text(b"get k")),
+        ("two requests", text(b"get k\r\nget k\r\n")),
+        ("bytes after a request", text(b"get k\r\nx")),
+        ("a key of another slot", text(b"get other\r\n")),
+        ("a key of another slot, in parts", open(1, b"set other 0 0 9\r\n")),
+        ("no key", text(b"mn\r\n")),
+        ("a report", text(b"stats\r\n")),
+        ("a change of settings", text(b"cache_memlimit 100\r\n")),
+        ("a watcher", text(b"watch\r\n")),
+        ("quit", text(b"quit\r\n")),
+        ("a flush for one slot", text(b"flush_all\r\n")),
+        ("a get for every node", message(1, 0xffff, 1, 8, b"get k\r\n")),
+        ("a report for every node", message(1, 0xffff, 1, 8, b"stats\r\n")),
+        ("text as binary", message(1, k, 1, 1, b"get k\r\n")),
+        ("binary as text", text(&binary_request(0, b"k", b"", b""))),
+        ("half a binary request", message(1, k, 1, 1, &stored[..stored.len() - 1])),
+        ("a binary quit", message(1, k, 1, 1, &binary_request(7, b"", b"", b""))),
+        ("a binary report", message(1, k, 1, 1, &binary_request(0x10, b"", b"", b""))),
+        ("a complete request that announces parts", open(1, b"get k\r\n")),
+        ("a complete value that announces parts", open(1, b"set k 0 0 1\r\nv\r\n")),
+        ("a get without its value", message(1, k, 1, 4, b"get k\r\n")),
+        ("a head with a value", message(1, k, 1, 4, b"set k 0 0 9000\r\nv")),
+        ("a value that does not come", text(b"set k 0 0 9000\r\nv")),
+        ("a value that is too long", open(1, &[&b"set k 0 0 9000\r\n"[..], &[b'v'; 9003]].concat())),
+        (
+            "a last part that is too long",
+            [open(1, b"set k 0 0 9000\r\nv"), part(1, 0, &[b'v'; 9002])].concat(),
+        ),
+        (
+            "a last part that is too short",
+            [open(1, b"set k 0 0 9000\r\nv"), part(1, 0, &[b'v'; 9000])].concat(),
+        ),
+        (
+            "a last part that announces another",
+            [open(1, b"set k 0 0 9000\r\nv"), part(1, 2, &[b'v'; 9001])].concat(),
+        ),
+        ("a part of no request", [open(1, b"append k 0 0 9000\r\nv"), part(2, 0, b"v")].concat()),
+        ("a part of a complete request", [text(b"get k\r\n"), part(1, 0, b"v")].concat()),
+        ("the same id twice", [text(b"get k\r\n"), text(b"get k\r\n")].concat()),
+        ("a reply", message(1, 0xffff, 129, 0, b"END\r\n")),
+        ("an unknown kind", message(1, 0xffff, 9, 0, b"")),
+        ("unknown flags", message(1, k, 1, 16, b"get k\r\n")),
+        ("no such slot", message(1, 16_384, 1, 0, b"get k\r\n")),
+        ("a message after BYE", [message(0, 0xffff, 6, 0, b""), text(b"get k\r\n")].concat()),
+        ("memcached's protocol", b"get k\r\nget k\r\n".to_vec()),
+    ];
+    for (mistake, bytes) in cases {
+        // A value of which a part is missing is dropped with the lane.
+        let begun = [open(0x10, b"set k 0 0 20000\r\nbegun"), open(0x11, b"append k 0 0 20000\r\nbegun")];
+        for before in [Vec::new(), begun.concat()] {
+            let (mut socket, mut ended) = owner.connect();
+            let shifted: Vec<u8> = match before.is_empty() {
+                true => bytes.clone(),
+                // Above the ids that are in use.
+                false => bytes.iter().enumerate().map(|(at, byte)| byte | u8::from(at == 1)).collect(),
+            };
+            socket.write_all(&[before, shifted].concat()).unwrap();
+            owner.turn();
+            let mut replies = Vec::new();
+            let end = socket.read_to_end(&mut replies);
+            assert!(end.is_ok(), "{mistake}: the lane is open");
+            assert_eq!(ended.try_recv(), Err(oneshot::error::TryRecvError::Closed), "{mistake}");
+            assert_eq!(owner.inbound().count(), 1, "{mistake}");
+            assert_eq!(owner.ring().collected_bytes.load(Ordering::Relaxed), 0, "{mistake}");
+            other.ask(1, "k", "get k\r\n");
+            other.pump(&mut owner);
+            assert_eq!(other.reply(1), b"VALUE k 0 1\r\nv\r\nEND\r\n", "{mistake}");
+        }
+    }
+}
+
+#[test]
+fn a_value_is_stored_only_if_its_slot_is_own_until_it_has_arrived() {
+    let mut owner = Owner::new();
+    let mut entry = Entry::new(&mut owner);
+    let value = vec![b'v'; 20_000];
+    let head = "set k 0 0 20000\r\n";
+    let id = entry.ask_with(1, "k", Flags::PARTS, head.as_bytes());
+    entry.outbound.part(id, &value, false);
+    entry.pump(&mut owner);
+    assert_eq!(owner.inbound().map(|lane| lane.arriving.len()).sum::<usize>(), 1);
+    // Now the slot is node a's.
+    owner.ring().apply(&map(2, |slot| u16::from(slot != slot_of(b"k").number())));
+    entry.outbound.part(id, b"\r\n", true);
+    entry.ask(2, "k", "get k\r\n");
+    entry.ask(3, "k", "delete k\r\n");
+    let begun = entry.ask_with(4, "k", Flags::PARTS, head.as_bytes());
+    entry.outbound.part(begun, &[&value[..], b"\r\n"].concat(), true);
+    // One key of several is enough.
+    entry.ask(5, "other", "get other k\r\n");
+    entry.ask(6, "other", "get other\r\n");
+    entry.pump(&mut owner);
+    assert_eq!(entry.refused, [1, 2, 3, 4, 5]);
+    assert_eq!(entry.reply(6), b"END\r\n");
+    assert_eq!(owner.worker.shared.kv.stats().items, 0);
+}
+
+#[test]
+fn the_rest_of_a_long_reply_waits_for_more_and_holds_up_nobody() {
+    let mut owner = Owner::new();
+    let mut entry = Entry::new(&mut owner);
+    let value: Vec<u8> = (0..300_000_u32).map(|at| (at / 7) as u8).collect();
+    entry.set(&mut owner, "long", &value);
+    let expected = [b"VALUE long 0 300000\r\n", &value[..], b"\r\nEND\r\n"].concat();
+    let long = entry.ask(1, "long", "get long\r\n");
+    let forgotten = entry.ask(2, "long", "get long\r\n");
+    entry.ask(3, "k", "get k\r\n");
+    entry.pump(&mut owner);
+    assert_eq!(entry.reply(3), b"END\r\n");
+    let sent: Vec<usize> = entry.replies.values().map(|(reply, _)| reply.len()).collect();
+    assert_eq!(sent, [MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX]);
+    entry.outbound.forget(forgotten);
+    entry.pump(&mut owner);
+    assert_eq!(owner.inbound().map(|lane| lane.suspended.len()).sum::<usize>(), 1);
+    assert_eq!(entry.replies[&2].0.len(), MESSAGE_BYTES_MAX);
+    for parts in 2..=5 {
+        assert!(!entry.replies[&1].1, "complete after {parts} parts");
+        entry.outbound.more(long);
+        entry.pump(&mut owner);
+    }
+    assert!(entry.reply(1) == expected, "the bytes of the value");
+    assert_eq!(entry.outbound.in_flight(), 0);
+    assert_eq!(owner.inbound().map(|lane| lane.suspended_bytes).sum::<usize>(), 0);
+}
+
+#[test]
+fn a_lane_that_is_not_read_holds_little_and_loses_nothing() {
+    let mut owner = Owner::new();
+    let mut entry = Entry::new(&mut owner);
+    let value = vec![b'v'; 60_000];
+    entry.set(&mut owner, "k", &value);
+    let mut asked = 0;
+    while entry.outbound.room() > 0 {
+        asked += 1;
+        entry.ask(asked, "k", "get k\r\n");
+        if asked % 64 == 0 {
+            entry.send();
+            owner.turn();
+        }
+    }
+    assert!(asked >= 4000, "{asked}");
+    let lane = owner.inbound().next().expect("the lane");
+    let held = lane.held.as_ref().expect("replies that the socket has not taken");
+    assert!(held.pinned_bytes() + held.capacity() <= FULL_BYTES + MESSAGE_BYTES_MAX + HEAD_BYTES);
+    assert!(lane.input.len() <= super::super::lanes::READ_BYTES + MESSAGE_BYTES_MAX + HEAD_BYTES);
+    // Other lanes are served.
+    assert_eq!(owner.value("other"), b"END\r\n");
+    entry.pump(&mut owner);
+    let expected = [b"VALUE k 0 60000\r\n", &value[..], b"\r\nEND\r\n"].concat();
+    assert!((1..=asked).all(|place| entry.replies[&place] == (expected.clone(), true)));
+}
+
+#[test]
+fn a_lost_lane_drops_what_has_arrived_in_part() {
+    let mut owner = Owner::new();
+    let mut entry = Entry::new(&mut owner);
+    entry.set(&mut owner, "k", &[b'v'; 200_000]);
+    entry.ask_with(1, "k", Flags::PARTS, b"set k 0 0 20000\r\nhalf");
+    entry.ask_with(2, "k", Flags::PARTS, b"append k 0 0 20000\r\nhalf");
+    entry.ask(3, "k", "get k\r\n");
+    entry.pump(&mut owner);
+    assert!(owner.ring().collected_bytes.load(Ordering::Relaxed) > 0);
+    let mut ended = entry.ended;
+    drop(entry.socket);
+    owner.turn();
+    assert_eq!(ended.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+    assert_eq!(owner.inbound().count(), 0);
+    assert_eq!(owner.ring().collected_bytes.load(Ordering::Relaxed), 0);
+    assert!(owner.value("other").starts_with(b"END"));
+}
+
+#[test]
+fn requests_that_come_too_late_for_bye_are_executed_once_on_the_next_lane() {
+    // Wherever the lane is cut.
+    for sent in [0, 5, 30, 100, 150] {
+        let mut owner = Owner::new();
+        let mut entry = Entry::new(&mut owner);
+        entry.ask(0, "n", "set n 0 0 1\r\n0\r\n");
+        entry.pump(&mut owner);
+        (1..=12).for_each(|place| drop(entry.ask(place, "n", "incr n 1\r\n")));
+        let bytes = entry.outbound.unsent().0[..sent].to_vec();
+        entry.socket.write_all(&bytes).unwrap();
+        entry.outbound.sent(sent);
+        owner.turn();
+        // What has not been read is not executed here.
+        entry.send();
+        owner.worker.leave_inbound(Instant::now());
+        owner.turn();
+        while !entry.outbound.is_ended() {
+            assert!(entry.receive(), "BYE");
+        }
+        let executed = entry.replies.len() - 1;
+        assert_eq!(executed, sent / (HEAD_BYTES + 10));
+        entry.outbound.resume(&mut |failed| panic!("{failed:?}"));
+        assert_eq!(entry.outbound.in_flight(), 12 - executed);
+        (entry.socket, entry.ended) = owner.connect();
+        entry.received.clear();
+        entry.pump(&mut owner);
+        let replies: Vec<_> = (1..=12).map(|place| entry.reply(place)).collect();
+        let expected: Vec<_> = (1..=12).map(|count| format!("{count}\r\n").into_bytes()).collect();
+        assert_eq!(replies, expected, "after {sent} bytes");
+    }
+}
