@@ -376,6 +376,10 @@ impl Fields<'_> {
 
     fn name(&mut self) -> Result<String, Refused> {
         let name = self.text()?;
+        // The refusal is logged.
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Refused::protocol(&format!("a name has {} bytes", name.len())));
+        }
         check_name(&name).map_err(|error| Refused::protocol(&error.to_string()))?;
         Ok(name)
     }
