@@ -51,7 +51,9 @@ pub(crate) struct Ring {
     /// Whether items of slots are being removed.
     is_purging: AtomicBool,
     /// The bytes of values that arrive from other nodes and are collected outside the store.
-    pub(crate) collected_bytes: AtomicUsize,
+    pub(crate) collected_bytes: Arc<AtomicUsize>,
+    /// The bytes of values that stay pinned because other nodes have not asked for them yet.
+    pub(crate) suspended_pins: Arc<AtomicUsize>,
     /// Notified when another map is in force, or a lane has ended: lanes may have to be opened.
     pub(crate) changed: Notify,
     /// The thread that puts maps in force.
@@ -88,7 +90,8 @@ impl Ring {
             digest: map.digest().into(),
             maps: Lock::ranked(Maps { in_force: map, next: None, peers }, &RING),
             is_purging: AtomicBool::new(false),
-            collected_bytes: AtomicUsize::new(0),
+            collected_bytes: Arc::default(),
+            suspended_pins: Arc::default(),
             changed: Notify::new(),
             thread: OnceLock::new(),
             // 0 stands for a process without a ring.

@@ -13,10 +13,11 @@
 //! While the socket does not take the replies, nothing more is read or executed.
 
 use super::Worker;
-use super::lanes::{INBOUND_FIRST, READS_MAX, WorkerLanes, register};
+use super::lanes::{INBOUND_FIRST, READ_BYTES, READS_MAX, WorkerLanes, keep, register};
 use crate::connections::ServeLane;
 use crate::exec::{self, Begun, Executor, Next, Target};
 use crate::ring::{Peer, Ring, add};
+use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::stream::{Body, FULL_BYTES, Mark, Output, Readiness, Socket, Transport};
 use crate::telemetry::heartbeat::Activity;
@@ -27,9 +28,9 @@ use cached_ring::wire::{self, HEAD_BYTES, Kind, MESSAGE_BYTES_MAX, SUSPENDED_MAX
 use cached_ring::{Asked, Flags, Hostile, Inbound, Report, Slot, slot_of};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -104,7 +105,7 @@ enum Leaving {
 /// A request of which parts are missing.
 enum Arriving {
     /// Its value.
-    Value { body: Box<Body>, slot: Slot, collected: Collected },
+    Value { body: Box<Body>, slot: Slot, collected: Share },
     /// The request is refused, and this is the reply; its parts are discarded.
     Refused(Vec<u8>),
     /// Its slot is another node's; its parts are discarded.
@@ -118,6 +119,8 @@ struct Suspended {
     rest: Output,
     /// The line of a retrieval, and its next key.
     further: Option<(Box<[u8]>, GetCursor)>,
+    /// The share for the values that stay pinned.
+    pins: Option<Share>,
 }
 
 impl Suspended {
@@ -130,34 +133,36 @@ impl Suspended {
     }
 }
 
-/// A share of the memory for values that are collected outside the store, until it is dropped.
-struct Collected {
-    shared: Arc<Shared>,
+/// A share of a limited number of bytes, until it is dropped.
+struct Share {
+    of: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-impl Collected {
-    /// Returns a share of `bytes` bytes; `None` if there is no space for it.
-    fn take(shared: &Arc<Shared>, bytes: usize) -> Option<Collected> {
-        let ring = shared.ring.as_ref()?;
-        let before = ring.collected_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let taken = Collected { shared: shared.clone(), bytes };
-        (bytes == 0 || before + bytes <= collected_bytes_max(&shared.settings)).then_some(taken)
+impl Share {
+    /// Takes `bytes` of at most `bytes_max`; `None` if fewer are left.
+    fn take(of: &Arc<AtomicUsize>, bytes: usize, bytes_max: usize) -> Option<Share> {
+        let before = of.fetch_add(bytes, Ordering::Relaxed);
+        let taken = Share { of: of.clone(), bytes };
+        (bytes == 0 || before + bytes <= bytes_max).then_some(taken)
     }
 }
 
-impl Drop for Collected {
+impl Drop for Share {
     fn drop(&mut self) {
-        if let Some(ring) = &self.shared.ring {
-            ring.collected_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        self.of.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 /// Returns the most bytes of values that arrive from other nodes and are collected outside the
 /// store.
-pub(super) fn collected_bytes_max(settings: &crate::settings::Settings) -> usize {
+pub(super) fn collected_bytes_max(settings: &Settings) -> usize {
     settings.item_bytes_max + settings.connection_bytes_max / 8
+}
+
+/// Returns the most bytes of values that stay pinned in the store while other nodes wait for MORE.
+fn suspended_pins_max(settings: &Settings) -> usize {
+    settings.memory_bytes / 8
 }
 
 impl InboundLane {
@@ -168,6 +173,10 @@ impl InboundLane {
         let suspended: usize = self.suspended.values().map(Suspended::bytes).sum();
         let held = self.held.as_ref().map_or(0, |held| held.capacity());
         self.input.capacity() + held + suspended + unwaited
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     fn has_begun(&self) -> bool {
@@ -317,7 +326,7 @@ impl Worker {
             lane.input.extend_from_slice(&input[..kept]);
             return Ok(false);
         }
-        let end = input.len().min(kept + super::lanes::READ_BYTES);
+        let end = input.len().min(kept + READ_BYTES);
         let mut socket = Socket { fd: lane.socket.as_fd(), ready: &mut lane.ready };
         let fresh = match socket.read(&mut input[kept..end]) {
             Poll::Ready(Ok(0)) => return Err(Fault::Closed),
@@ -331,7 +340,7 @@ impl Worker {
         add(&lane.peer.counts(self.index).inbound_received_bytes, fresh as u64);
         let received = &input[..kept + fresh];
         let used = self.execute_inbound(lane, received)?;
-        lane.input.extend_from_slice(&received[used..]);
+        keep(&mut lane.input, &received[used..]);
         Ok(lane.ready.read && lane.held.is_none())
     }
 
@@ -470,7 +479,7 @@ impl Worker {
             return wire::patch(&mut self.output.bytes, at, Kind::Done, id, bytes);
         }
         let rest = self.cut(mark);
-        let rest = self.continue_reply(lane, id, Suspended { rest, further });
+        let rest = self.continue_reply(lane, id, Suspended { rest, further, pins: None });
         if !rest.is_empty() {
             self.suspend(lane, id, rest);
         }
@@ -485,7 +494,7 @@ impl Worker {
 
     /// Sends the next part of a reply, and returns the rest.
     fn continue_reply(&mut self, lane: &InboundLane, id: u32, suspended: Suspended) -> Suspended {
-        let Suspended { mut rest, mut further } = suspended;
+        let Suspended { mut rest, mut further, pins } = suspended;
         if rest.is_empty()
             && let Some((line, cursor)) = further.take()
         {
@@ -500,17 +509,22 @@ impl Worker {
         let before = self.output.bytes.len();
         rest.take_front(MESSAGE_BYTES_MAX, &mut self.output.bytes);
         let bytes = self.output.bytes.len() - before;
-        let rest = Suspended { rest, further };
+        let rest = Suspended { rest, further, pins };
         let kind = if rest.is_empty() { Kind::Done } else { Kind::ReplyPart };
         wire::patch(&mut self.output.bytes, at, kind, id, bytes);
         rest
     }
 
-    /// Keeps the rest of a reply until MORE.
-    fn suspend(&mut self, lane: &mut InboundLane, id: u32, rest: Suspended) {
+    /// Keeps the rest of a reply until MORE, or sends it without waiting if too much is kept.
+    fn suspend(&mut self, lane: &mut InboundLane, id: u32, mut rest: Suspended) {
         let bytes = lane.suspended_bytes + rest.bytes();
+        rest.pins = None;
+        if let Some(ring) = &self.shared.ring {
+            let (pinned, max) = (rest.rest.pinned_bytes(), suspended_pins_max(&self.shared.settings));
+            rest.pins = Share::take(&ring.suspended_pins, pinned, max);
+        }
         let is_full = lane.suspended.len() >= SUSPENDED_MAX || bytes > SUSPENDED_BYTES_MAX;
-        if is_full || lane.leaving != Leaving::No {
+        if is_full || rest.pins.is_none() || lane.leaving != Leaving::No {
             return lane.unwaited.push_back((id, rest));
         }
         lane.suspended_bytes = bytes;
@@ -726,10 +740,9 @@ impl Worker {
             Begun::Collect(bytes) => (Body::collected(protocol, head, bytes), bytes),
         };
         debug_assert_eq!(body.missing(), body_len);
-        let collected = match is_head {
-            true => None,
-            false => Collected::take(&self.shared, collected_bytes),
-        };
+        let ring = self.shared.ring.as_ref().filter(|_| !is_head);
+        let bytes_max = collected_bytes_max(&self.shared.settings);
+        let collected = ring.and_then(|ring| Share::take(&ring.collected_bytes, collected_bytes, bytes_max));
         match collected {
             Some(collected) => Arriving::Value { body: Box::new(body), slot, collected },
             None => self.refuse_value(lane, body),

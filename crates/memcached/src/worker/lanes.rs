@@ -33,6 +33,9 @@ pub(super) const READ_BYTES: usize = 64 << 10;
 /// The most bytes that a lane keeps when it waits for more: an incomplete message.
 const PARTIAL_BYTES_MAX: usize = HEAD_BYTES + MESSAGE_BYTES_MAX;
 
+/// The capacity that a lane keeps which has no incomplete message.
+const IDLE_BYTES: usize = 4 << 10;
+
 /// The number of reads of one lane before others are served.
 pub(super) const READS_MAX: usize = 16;
 
@@ -126,6 +129,15 @@ pub(super) fn record(ready: &mut Readiness, flags: epoll::EventFlags) {
     ready.closed |= closed;
     ready.read |= closed || flags.contains(epoll::EventFlags::IN);
     ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
+}
+
+/// Replaces what a lane keeps. A lane that keeps nothing needs no memory.
+pub(super) fn keep(kept: &mut Vec<u8>, bytes: &[u8]) {
+    kept.clear();
+    kept.extend_from_slice(bytes);
+    if bytes.is_empty() {
+        kept.shrink_to(IDLE_BYTES);
+    }
 }
 
 /// Gives an outcome to the connection that waits for it.
@@ -222,6 +234,16 @@ impl Worker {
         self.flush_lanes();
     }
 
+    /// Shuts down the sockets of all lanes, as [`shut_down_sockets`](Worker::shut_down_sockets) does.
+    pub(super) fn shut_down_lanes(&self) {
+        let Some(own) = &self.lanes else { return };
+        let outbound = own.outbound.iter().flatten().map(|lane| lane.socket.as_fd());
+        for socket in outbound.chain(own.inbound.iter().flatten().map(|lane| lane.socket())) {
+            // Fails for a socket whose peer has already gone.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+
     /// Executes a command about lanes.
     #[cold]
     pub(super) fn run_lane_command(&mut self, command: Command) {
@@ -237,7 +259,6 @@ impl Worker {
                     lanes.set_map(map, &ring.own, |name| ring.peer_or_new(name));
                 }
             }
-            Command::Tick => self.tick_lanes(),
             // No request is being executed. Fails if the receiver has ended.
             Command::Pass(done) => drop(done.send(())),
             _ => {}
@@ -245,7 +266,7 @@ impl Worker {
     }
 
     /// Looks for lanes on which nothing comes, and sends signs of life.
-    fn tick_lanes(&mut self) {
+    pub(super) fn tick_lanes(&mut self) {
         let count = self.lanes.as_ref().map_or(0, |own| own.outbound.len());
         for at in 0..count {
             let pulse = |shared: &Shared, index| shared.ring.as_ref().map(|ring| ring.lanes(index).tick(at));
@@ -361,8 +382,7 @@ impl Worker {
                 let used = lanes.received(at, fresh, received, each);
                 let used =
                     used.map_err(|mistake| Ended::Failed(format!("it breaks the protocol: {mistake}")))?;
-                lane.partial.clear();
-                lane.partial.extend_from_slice(&received[used..]);
+                keep(&mut lane.partial, &received[used..]);
                 if lanes.has_said_bye(at) {
                     return Err(Ended::Closed);
                 }

@@ -387,6 +387,7 @@ impl Worker {
     }
 
     fn run_commands(&mut self) {
+        let mut is_ticked = false;
         for command in self.shared.connections.queue(self.index).take() {
             match command {
                 Command::Serve(accepted) => self.open_slot(accepted),
@@ -395,8 +396,13 @@ impl Worker {
                 Command::Pause(pause) => self.pause(pause),
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
+                // A worker that was stopped has several, which say no more than one.
+                Command::Tick => is_ticked = true,
                 command => self.run_lane_command(command),
             }
+        }
+        if is_ticked {
+            self.tick_lanes();
         }
     }
 
@@ -592,7 +598,7 @@ impl Worker {
             self.flush_lanes();
             let left = end.saturating_duration_since(Instant::now());
             if self.slots.iter().all(Option::is_none) {
-                return self.leave_inbound(end.min(Instant::now() + LEAVE_WITHIN));
+                break;
             }
             if left.is_zero() {
                 tracing::info!(
@@ -610,6 +616,9 @@ impl Worker {
             self.run_commands();
         }
         (0..self.slots.len()).for_each(|number| self.close_slot(number));
+        if !self.aborted && self.shared.defect.get().is_none() {
+            self.leave_inbound(Instant::now() + LEAVE_WITHIN);
+        }
     }
 
     /// Drives every connection once, until `end`. Returns whether any connection has more work.
@@ -662,5 +671,6 @@ impl Worker {
             // Fails for a socket whose peer has already gone.
             let _ = rustix::net::shutdown(slot.socket.as_fd(), rustix::net::Shutdown::Both);
         }
+        self.shut_down_lanes();
     }
 }

@@ -6,7 +6,7 @@
 //! that follows. Then the worker waits for the verdict with all sockets open: either
 //! it resumes as if nothing had happened, or it closes its descriptors and ends.
 
-use super::Worker;
+use super::{LEAVE_WITHIN, Worker};
 use crate::conn::{DriveResult, Finishing, WorkerContext};
 use crate::connections::{After, Pause, Paused, PausedConnection, Verdict};
 use crate::stream::Socket;
@@ -25,7 +25,7 @@ impl Worker {
         let Pause { finish_within, report, verdict } = pause;
         let end = Instant::now() + finish_within;
         self.finish_requests(end);
-        self.leave_inbound(end);
+        self.leave_inbound(end.min(Instant::now() + LEAVE_WITHIN));
         // Fails if the pause was abandoned, in which case there is no verdict either.
         let _ = report.send(self.paused());
         drop(report);

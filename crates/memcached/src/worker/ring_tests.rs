@@ -339,6 +339,8 @@ fn a_node_that_never_reads_costs_bounded_memory() {
         raw.owner.turn();
     }
     assert!(raw.is_closed());
+    let pins = &raw.owner.worker.shared.ring.as_ref().unwrap().suspended_pins;
+    assert_eq!(pins.load(Ordering::Relaxed), 0);
 }
 
 /// Returns the number of replies, each of which is complete.
@@ -393,7 +395,7 @@ fn a_lost_lane_answers_every_request_once() {
             if cut_is_silent {
                 // Nothing comes any more, and ticks notice it.
                 for _ in 0..8 {
-                    bench.entry.worker.run_lane_command(Command::Tick);
+                    bench.entry.worker.tick_lanes();
                     bench.entry.turn();
                 }
             }
@@ -461,6 +463,39 @@ fn requests_wait_for_the_process_that_follows() {
     reply.clear();
     read_all(&mut bench.client, &mut reply);
     assert_eq!(reply, b"SERVER_ERROR node b is away\r\nEND\r\n");
+}
+
+/// A reply of which most is still with the owner comes completely when the owner ends.
+#[test]
+fn replies_that_wait_are_completed_when_their_owner_ends() {
+    let mut bench = Bench::new();
+    bench.owner.worker.shared.kv.set(b"large", &vec![b'v'; 900_000]).unwrap();
+    bench.client.write_all(b"get large large large\r\n").unwrap();
+    // The client does not read, so the entry asks only for what it can hold.
+    (0..20).for_each(|_| bench.turn());
+    let mut reply = Vec::new();
+    let end = Instant::now() + Duration::from_secs(5);
+    let is_done = AtomicBool::new(false);
+    let Bench { entry, owner, client } = &mut bench;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                entry.turn();
+            }
+        });
+        owner.worker.leave_inbound(end);
+        is_done.store(true, Ordering::Release);
+    });
+    assert!(Instant::now() < end);
+    let expected = 3 * ("VALUE large 0 900000\r\n".len() + 900_002) + 5;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while reply.len() < expected {
+        assert!(Instant::now() < deadline, "{} bytes", reply.len());
+        assert!(read_all(client, &mut reply), "closed after {} bytes", reply.len());
+        entry.turn();
+    }
+    assert_eq!(replies(&reply), 1);
+    assert_eq!(owner.worker.shared.ring.as_ref().unwrap().suspended_pins.load(Ordering::Relaxed), 0);
 }
 
 /// Puts a map in force at a node.
