@@ -133,8 +133,9 @@ impl RingTable {
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and the key whose value does not allow a ring.
     pub(crate) fn load(&self, settings: &Settings) -> Result<RingSettings, ConfigError> {
-        require(!settings.listen.is_empty(), "ring", || {
-            "requires a TCP listener for memcached's clients; set memcached.listen (-p, -l)".into()
+        let has_listener = !settings.listen.is_empty() || settings.unix_path.is_some();
+        require(has_listener, "ring", || {
+            "requires a listener for memcached's clients; set memcached.listen (-p, -l)".into()
         })?;
         require(self.peer_lanes_max as usize >= settings.threads, "ring.peer_lanes_max", || {
             format!(
@@ -373,7 +374,7 @@ mod tests {
             ),
             (
                 "node = \"a\"\n[memcached]\nlisten = []\n#".into(),
-                ": requires a TCP listener for memcached's clients; set memcached.listen (-p, -l)",
+                ": requires a listener for memcached's clients; set memcached.listen (-p, -l)",
             ),
         ] {
             assert_eq!(files.mistake(&lines), format!("{table}{line}"), "{lines}");

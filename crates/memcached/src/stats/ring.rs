@@ -8,19 +8,19 @@ use cached_admin::status::ring::{RingFigures, RingNode, RingPart, RingRun};
 use cached_metrics::{Families, Label, Value};
 use cached_ring::{Map, Node, Report};
 
-/// Returns the figures that this node reports about itself, to other nodes as well.
-pub(crate) fn own_figures(shared: &Shared) -> Report {
+/// Returns what this node reports about itself, to other nodes as well.
+pub(crate) fn own_report(shared: &Shared) -> Report {
     let (items, totals) = (shared.kv.stats(), shared.sum());
-    let map = shared.ring.as_ref().map(Ring::map);
+    let map = shared.ring.as_ref().map(Ring::map_in_force);
     Report {
         items: items.items,
         item_bytes: items.item_bytes,
-        memory_bytes: shared.settings.memory_bytes as u64,
+        memory_bytes: items.arena_bytes as u64,
         gets: totals.gets,
         hits: totals.get_hits,
         uptime_ms: u64::from(shared.clock.uptime_secs()) * 1000,
-        map_version: map.as_ref().map_or(0, |map| map.version()),
-        map_digest: map.as_ref().map_or(0, |map| map.digest()),
+        map_version: map.map_or(0, |map| map.version),
+        map_digest: map.map_or(0, |map| map.digest),
     }
 }
 
@@ -33,6 +33,7 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
     sink.put("map_digest", hex(report.map));
     sink.put("own_slots", report.own_slots);
     sink.put("purging_slots", report.purging_slots);
+    sink.put("purging", u8::from(report.is_purging));
     for peer in &report.peers {
         let mut put = |name: &str, value: &dyn std::fmt::Display| {
             sink.put(&format!("{}:{name}", peer.name), value);
@@ -167,7 +168,7 @@ fn node_of(shared: &Shared, report: &RingReport, node: &Node, slots: usize) -> R
     let (ring_address, slots) = (ring, slots as u64);
     let common = RingNode { node: name, ring_address, address, weight, slots, ..RingNode::default() };
     if node.name == report.node {
-        let (version, figures) = (Some(report.map.version), figures(&own_figures(shared)));
+        let (version, figures) = (Some(report.map.version), figures(&own_report(shared)));
         let same = Some(true);
         return RingNode {
             state: "here",
@@ -207,6 +208,12 @@ fn node_of(shared: &Shared, report: &RingReport, node: &Node, slots: usize) -> R
 fn figures(report: &Report) -> RingFigures {
     let Report { items, item_bytes, memory_bytes, gets, hits, uptime_ms, .. } = *report;
     RingFigures { items, item_bytes, memory_bytes, gets, hits, uptime_secs: uptime_ms / 1000 }
+}
+
+/// Returns the reason why this node is not ready: it has not yet tried to connect to some node.
+pub(super) fn not_ready(ring: &Ring) -> Option<String> {
+    let untried = ring.report().peers.into_iter().find(|peer| !peer.is_tried)?;
+    Some(format!("ring: connecting to node {}", untried.name))
 }
 
 /// Returns a line about nodes that are away or have another map, for readers of the readiness probe.

@@ -19,13 +19,14 @@ use crate::exec::{self, Begun, Executor, Next, Target};
 use crate::ring::{Peer, Ring, add};
 use crate::settings::Settings;
 use crate::shared::Shared;
+use crate::stats::ring::own_report;
 use crate::stream::{Body, FULL_BYTES, Mark, Output, Readiness, Socket, Transport};
 use crate::telemetry::heartbeat::Activity;
 use cached_proto::meta::KeyBuffer;
 use cached_proto::text::GetCursor;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use cached_ring::wire::{self, HEAD_BYTES, Kind, MESSAGE_BYTES_MAX, SUSPENDED_MAX};
-use cached_ring::{Asked, Flags, Hostile, Inbound, Report, Slot, slot_of};
+use cached_ring::{Asked, Flags, Hostile, Inbound, Slot, slot_of};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -633,7 +634,7 @@ impl Worker {
                 Ok(())
             }
             Asked::Ping(token) => {
-                let report = report(&self.shared);
+                let report = own_report(&self.shared);
                 wire::push_pong(&mut self.output.bytes, token, &report);
                 Ok(())
             }
@@ -810,22 +811,6 @@ impl Worker {
             Arriving::Refused(reply) => self.done(id, &reply),
             Arriving::NotMine => self.not_mine(id),
         }
-    }
-}
-
-/// Returns what a PONG says about this node.
-fn report(shared: &Shared) -> Report {
-    let (stats, totals) = (shared.kv.stats(), shared.totals());
-    let map = shared.ring.as_ref().map(Ring::map_in_force);
-    Report {
-        items: stats.items,
-        item_bytes: stats.item_bytes,
-        memory_bytes: stats.arena_bytes as u64,
-        gets: totals.gets,
-        hits: totals.gets.saturating_sub(totals.get_misses),
-        uptime_ms: u64::from(shared.clock.uptime_secs()) * 1000,
-        map_version: map.map_or(0, |map| map.version),
-        map_digest: map.map_or(0, |map| map.digest),
     }
 }
 

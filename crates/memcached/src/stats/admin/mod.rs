@@ -31,7 +31,7 @@ use cached_metrics::{Collect, Families, Label, LabelledMetric, LatencySnapshot, 
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -53,7 +53,18 @@ impl ServerSource {
         admin.health().check_liveness(move || not_live(&watched.upgrade()?.shared));
         if shared.ring.is_some() {
             let watched = Arc::downgrade(shared);
-            admin.health().note_readiness(move || ring::note(watched.upgrade()?.ring.as_ref()?));
+            let noted = watched.clone();
+            admin.health().note_readiness(move || ring::note(noted.upgrade()?.ring.as_ref()?));
+            // A node that joins the ring later does not make this one unready.
+            let was_ready = AtomicBool::new(false);
+            admin.health().check_readiness(move || {
+                if was_ready.load(Ordering::Relaxed) {
+                    return None;
+                }
+                let reason = ring::not_ready(watched.upgrade()?.ring.as_ref()?);
+                was_ready.store(reason.is_none(), Ordering::Relaxed);
+                reason
+            });
         }
         Shown::new(admin, &source)
     }
