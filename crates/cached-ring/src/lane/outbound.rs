@@ -206,14 +206,14 @@ impl Outbound {
         unsent.min(log).saturating_sub(HEAD_BYTES).min(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns whether less than half of each limit is in use: time to wake those who wait for room.
+    /// Returns whether less than half of the room is in use: time to wake those who wait for it, or to
+    /// begin requests with parts. Open requests do not count, because their parts wait for room, too.
     #[must_use]
     pub fn is_below_half(&self) -> bool {
         !self.is_ended
             && self.waiting.len() < WAITING_MAX / 2
             && self.unsent_bytes() < UNSENT_BYTES_MAX / 2
             && self.log.len() < LOG_BYTES_MAX / 2
-            && self.large.len() < OPEN_MAX / 2
     }
 
     /// Returns whether another request with [`Flags::PARTS`] may begin.
