@@ -26,6 +26,10 @@ const MERGES_MAX: u32 = 8;
 const AWAITED_BYTES_MAX: usize = 192 << 10;
 /// The minimum of a connection's usual length of a reply.
 const REPLY_BYTES_MIN: usize = 512;
+/// The usual length of a new connection's replies, of which nothing is known.
+const REPLY_BYTES_FIRST: usize = 8 << 10;
+/// Once replies of this length have arrived before their turn, the connection's memory is counted.
+const COUNTED_BYTES: usize = 64 << 10;
 /// A buffer up to this capacity is kept between replies.
 const KEPT_BYTES: usize = 1 << 10;
 
@@ -43,6 +47,8 @@ pub(super) struct Routed {
     first: u32,
     /// The bytes of replies that wait in places.
     waiting_bytes: usize,
+    /// The bytes that have arrived before their turn since the connection's memory was last counted.
+    uncounted_bytes: usize,
     /// The number of awaited replies.
     awaited: usize,
     /// The usual length of a peer's reply.
@@ -155,8 +161,9 @@ impl Routed {
             places: VecDeque::new(),
             first: 0,
             waiting_bytes: 0,
+            uncounted_bytes: 0,
             awaited: 0,
-            reply_bytes: REPLY_BYTES_MIN,
+            reply_bytes: REPLY_BYTES_FIRST,
             reading: 0,
             merges: 0,
             body_slot: slot_of(b""),
@@ -193,8 +200,10 @@ impl Routed {
                 || self.merges >= MERGES_MAX)
     }
 
-    /// Returns whether a lane has been given something since the last call.
+    /// Returns whether a lane has been given something since the last call. The caller counts the
+    /// connection's memory.
     pub(super) fn take_queued(&mut self) -> bool {
+        self.uncounted_bytes = 0;
         std::mem::take(&mut self.has_queued)
     }
 
@@ -418,7 +427,8 @@ impl Routed {
         }
     }
 
-    /// Takes the answer of another node. Returns whether the connection can make progress.
+    /// Takes the answer of another node. Returns whether the connection must be driven: it can make
+    /// progress, or its memory must be counted.
     pub(super) fn answer(&mut self, to: Waiter, id: LaneId, outcome: Outcome<'_>) -> bool {
         let index = to.place.wrapping_sub(self.first) as usize;
         let Some(place) = self.places.get_mut(index).filter(|_| to.tag == self.tag) else { return false };
@@ -431,9 +441,9 @@ impl Routed {
                 self.waiting_bytes += got_bytes;
                 if is_complete {
                     self.reading -= u32::from(peer.in_steps);
-                    self.reply_bytes =
-                        (self.reply_bytes - self.reply_bytes / 8 + got_bytes / 8).max(REPLY_BYTES_MIN);
                 }
+                let usual = self.reply_bytes - self.reply_bytes / 8 + got_bytes / 8;
+                self.reply_bytes = usual.max(got_bytes).max(REPLY_BYTES_MIN);
                 if is_cut(outcome) {
                     self.waiting_bytes -= peer.got.len();
                     *place = Place::Cut(std::mem::take(&mut peer.got));
@@ -462,8 +472,12 @@ impl Routed {
         }
         if index == 0 {
             self.cascade();
+            return true;
         }
-        index == 0
+        if let Outcome::Bytes { bytes, .. } = outcome {
+            self.uncounted_bytes += bytes.len();
+        }
+        self.uncounted_bytes >= COUNTED_BYTES
     }
 
     /// Tells the lanes that nobody waits for the replies.

@@ -180,8 +180,12 @@ impl Connection {
     ) -> Step {
         match &mut self.phase {
             Phase::Body(body) => {
-                let (used, result) = body.feed(rest);
+                let (used, mut result) = body.feed(rest);
                 let is_complete = body.missing() == 0;
+                // Memory for the next bytes is asked for before they are read.
+                if rest.is_empty() && body.value_missing() > 0 && body.spare().is_none() {
+                    result = Err(OutOfMemory);
+                }
                 match (result, routed.body_is_own) {
                     (Err(OutOfMemory), false) => {
                         return self.refuse_foreign_body(routed, way, executor, used);

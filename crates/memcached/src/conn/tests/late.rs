@@ -9,6 +9,7 @@ use crate::exec::{self, Begun, Next};
 use crate::ring::{Lanes, Route};
 use crate::settings::{RingSecrets, RingSettings};
 use crate::stream::Body;
+use cached_core::kv::StoreOutcome;
 use cached_proto::text::GetCursor;
 use cached_proto::{Decoded, Limits, binary as proto, text};
 use cached_ring::wire::{self, Kind};
@@ -44,6 +45,7 @@ fn server(settings: Settings) -> Shared {
         item_bytes_max: settings.item_bytes_max,
         lanes: 1,
         cas: settings.cas,
+        evict: settings.evict,
         clock: clock.ticks(),
         ..KvConfig::default()
     };
@@ -816,9 +818,13 @@ impl World {
     fn ask(&mut self, script: &[u8]) {
         self.bench.io.pieces.push_back(script.to_vec());
         self.is_due = true;
-        while self.is_due && !self.is_closed {
+        for _ in 0..100 {
+            if !self.is_due || self.is_closed {
+                return;
+            }
             self.drive();
         }
+        panic!("the connection always has more to do");
     }
 
     #[track_caller]
@@ -950,6 +956,44 @@ fn a_datagram_does_not_wait_for_another_node() {
     world.ask(b"set key:0 0 0 1\r\nx\r\nget key:1 key:0\r\nset key:1 0 0 1\r\ny\r\n");
     let name = world.with_lanes(|lanes, _| lanes.peer(b).name.clone());
     world.replies(&format!("STORED\r\nVALUE key:0 0 1\r\nx\r\nEND\r\nSERVER_ERROR node {name} is away\r\n"));
+}
+
+/// As without a ring, a value for which memory runs out while it arrives is refused at once.
+#[test]
+fn a_value_for_which_memory_runs_out_is_refused() {
+    let mut replies = Vec::new();
+    for is_in_ring in [false, true] {
+        let (mut world, _) = small_world();
+        let settings = |settings: &mut Settings| {
+            settings.evict = false;
+            settings.ring = world.bench.shared.settings.ring.clone().filter(|_| is_in_ring);
+        };
+        world.bench.shared = server(self::settings(settings));
+        let info = ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2);
+        world.bench.connection = Connection::new(Arc::new(info));
+        if is_in_ring {
+            world.bench.connection.join_ring(1);
+        }
+        let value_bytes = ITEM_BYTES_MAX - 1000;
+        world.bench.io.pieces.push_back(format!("set key:0 0 0 {value_bytes}\r\nabc").into_bytes());
+        world.bench.drive_until_it_waits();
+        let kv = &world.bench.shared.kv;
+        for bytes in [200_000, 20_000, 1000, 10] {
+            let value = vec![b'x'; bytes];
+            let store = |number: u32| {
+                let key = format!("fill:{bytes}:{number}");
+                kv.store(key.as_bytes(), kv.hash(key.as_bytes()), &value, &StoreOptions::default())
+            };
+            (0..).find(|number| store(*number) == StoreOutcome::OutOfMemory);
+        }
+        for _ in 0..200 {
+            world.bench.io.pieces.push_back(vec![b'x'; 1400]);
+            assert!(world.bench.drive_until_it_waits() < 50);
+        }
+        replies.push(String::from_utf8(world.bench.io.written).expect("text"));
+    }
+    assert_eq!(replies[0], "SERVER_ERROR out of memory storing object\r\n");
+    assert_eq!(replies[1], replies[0]);
 }
 
 /// What depends on the requests before it waits for their replies.
