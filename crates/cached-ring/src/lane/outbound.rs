@@ -13,8 +13,11 @@ const UNSENT_BYTES_MAX: usize = 256 << 10;
 pub(super) const LOG_BYTES_MAX: usize = 384 << 10;
 /// The maximum number of requests that wait for their answers.
 pub(super) const WAITING_MAX: usize = 4096;
-/// The number of bytes that are kept of a request with parts: every command without its value.
+/// The number of bytes that are kept of a request with parts: every command without its value. A
+/// text command is kept to the end of its line, however long.
 const HEAD_KEPT_BYTES: usize = 2048 + 256;
+/// The number of bytes of such heads above which no further request with parts begins.
+const HEADS_BYTES_MAX: usize = OPEN_MAX * HEAD_KEPT_BYTES;
 /// The capacity that an idle lane keeps, in bytes.
 const IDLE_BYTES: usize = 4096;
 
@@ -103,6 +106,8 @@ pub struct Outbound {
     waiting: VecDeque<Waiting>,
     /// The requests with parts that have no answer; `None` for one that is in `waiting`.
     large: HashMap<u32, Option<Open>>,
+    /// The bytes that are kept of requests with parts.
+    heads_bytes: usize,
     /// The requests of whose replies a part has come.
     partly: HashMap<u32, Partly>,
     /// The requests without an answer whose clients have gone. Their answers are not delivered.
@@ -182,6 +187,7 @@ impl Outbound {
             sent: 0,
             waiting: VecDeque::new(),
             large: HashMap::new(),
+            heads_bytes: 0,
             partly: HashMap::new(),
             forgotten: HashSet::new(),
             previous: 0,
@@ -219,7 +225,7 @@ impl Outbound {
     /// Returns whether another request with [`Flags::PARTS`] may begin.
     #[must_use]
     pub fn may_open(&self) -> bool {
-        self.large.len() < OPEN_MAX
+        self.large.len() < OPEN_MAX && self.heads_bytes < HEADS_BYTES_MAX
     }
 
     /// Returns the number of requests that are not answered completely.
@@ -253,8 +259,9 @@ impl Outbound {
         let at = self.push(Head { id, slot, kind: Kind::Request, flags, bytes: bytes as u32 }, pieces);
         if flags.has(Flags::PARTS) {
             debug_assert!(self.may_open(), "too many requests with parts");
-            let kept = pieces.iter().flat_map(|piece| piece.iter().copied()).take(HEAD_KEPT_BYTES);
-            self.large.insert(id, Some(Open { to, flags, head: kept.collect() }));
+            let head = head_of(flags, pieces);
+            self.heads_bytes += head.len();
+            self.large.insert(id, Some(Open { to, flags, head }));
         } else {
             self.waiting.push_back(Waiting { id, to, flags, own: Own::Log { at, bytes: bytes as u32 } });
         }
@@ -438,6 +445,7 @@ impl Outbound {
             }
         }
         self.forgotten.clear();
+        self.heads_bytes = 0;
     }
 
     /// Makes this the end of a lane on which nothing was sent. If requests wait, the log has them.
@@ -460,6 +468,11 @@ impl Outbound {
     #[cfg(test)]
     pub(super) fn held(&self) -> (usize, usize) {
         (self.log.len(), self.waiting.len() + self.large.len() + self.partly.len() + self.forgotten.len())
+    }
+
+    #[cfg(test)]
+    pub(super) fn heads_bytes(&self) -> usize {
+        self.heads_bytes
     }
 
     #[cfg(test)]
@@ -617,7 +630,11 @@ impl Outbound {
             self.begun = id;
         }
         self.last = id;
-        self.waiting.pop_front().ok_or(Hostile::UnknownAnswer(id))
+        let waiting = self.waiting.pop_front().ok_or(Hostile::UnknownAnswer(id))?;
+        if let Own::Head { head, .. } = &waiting.own {
+            self.heads_bytes -= head.len();
+        }
+        Ok(waiting)
     }
 
     /// Drops what is sent and before the first request whose bytes are kept.
@@ -635,6 +652,19 @@ impl Outbound {
             self.base = keep;
         }
     }
+}
+
+/// Returns the part that is kept of a request with parts.
+fn head_of(flags: Flags, pieces: &[&[u8]]) -> Box<[u8]> {
+    let mut head: Vec<u8> = Vec::with_capacity(HEAD_KEPT_BYTES);
+    for byte in pieces.iter().copied().flatten() {
+        head.push(*byte);
+        let is_text = !flags.has(Flags::BINARY);
+        if (is_text && *byte == b'\n') || (!is_text && head.len() == HEAD_KEPT_BYTES) {
+            break;
+        }
+    }
+    head.into()
 }
 
 /// Returns a request's own bytes. `messages` is the log, which begins at `base`.

@@ -209,7 +209,11 @@ impl Lanes {
         }
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         debug_assert!((1..=MESSAGE_BYTES_MAX).contains(&bytes), "a request of {bytes} bytes");
-        if lane.outbound.room() < bytes || flags.has(Flags::PARTS) && !lane.outbound.may_open() {
+        // Those who wait are served before others: otherwise others could take all room for ever.
+        let is_late = !lane.waiting.is_empty() && !lane.outbound.is_below_half();
+        let has_room =
+            lane.outbound.room() >= bytes && (!flags.has(Flags::PARTS) || lane.outbound.may_open());
+        if is_late || !has_room {
             lane.waiting.insert(to.slot);
             return Err(Refused::NoRoom(node));
         }

@@ -25,7 +25,7 @@ pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
 
 use crate::locks::{Guard, LANES, Lock, RING};
 use crate::settings::RingSettings;
-use cached_ring::{Map, NodeIndex, Slot};
+use cached_ring::{Map, NODES_MAX, NodeIndex, Slot};
 use lanes::LaneLimits;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -34,6 +34,13 @@ use std::thread::Thread;
 use std::time::Duration;
 use tokio::sync::Notify;
 use words::{SlotState, Words};
+
+/// The maximum number of nodes at a time that have lanes to this one, and are not in its map: nodes
+/// that a map adds may have it first.
+pub(crate) const STRANGERS_MAX: usize = 2;
+
+/// The number of nodes above which those are forgotten that have left the map.
+const PEERS_MAX: usize = 2 * NODES_MAX;
 
 /// A node's view of its ring.
 pub(crate) struct Ring {
@@ -66,6 +73,13 @@ struct Maps {
     next: Option<Arc<Map>>,
     /// All nodes that have been in a map.
     peers: BTreeMap<String, Arc<Peer>>,
+}
+
+impl Maps {
+    /// Returns whether a map has a node with this name.
+    fn know(&self, name: &str) -> bool {
+        self.in_force.find(name).is_some() || self.next.as_ref().is_some_and(|next| next.find(name).is_some())
+    }
 }
 
 impl Ring {
@@ -128,11 +142,21 @@ impl Ring {
         map.find(&self.own)
     }
 
+    /// Returns whether the map in force, or the next one, has a node with this name.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.maps.lock().know(name)
+    }
+
     /// Returns the entry of a node, which is made if there is none.
     pub(crate) fn peer_or_new(&self, name: &str) -> Arc<Peer> {
         let workers = self.lanes.len();
-        let peers = &mut self.maps.lock().peers;
-        peers.entry(name.to_owned()).or_insert_with(|| Arc::new(Peer::new(name, workers))).clone()
+        let maps = &mut *self.maps.lock();
+        if maps.peers.len() >= PEERS_MAX && !maps.peers.contains_key(name) {
+            let mut peers = std::mem::take(&mut maps.peers);
+            peers.retain(|name, peer| maps.know(name) || Arc::strong_count(peer) > 1);
+            maps.peers = peers;
+        }
+        maps.peers.entry(name.to_owned()).or_insert_with(|| Arc::new(Peer::new(name, workers))).clone()
     }
 
     /// Requests that another map be put in force, which happens soon afterwards. The same map as the

@@ -304,7 +304,14 @@ impl Worker {
                 own.input = input;
             }
             let has_read = result?;
-            if !self.send_inbound(lane)? || !has_read {
+            if !self.send_inbound(lane)? {
+                return Ok(false);
+            }
+            // The rest is executed after others were served.
+            if self.work.is_used_up() {
+                return Ok(true);
+            }
+            if !has_read {
                 return Ok(false);
             }
             if lane.inbound.is_ended() && !lane.has_begun() {
@@ -323,7 +330,7 @@ impl Worker {
         input.copy_within(used..kept, 0);
         let kept = kept - used;
         lane.input.clear();
-        if lane.held.is_some() {
+        if lane.held.is_some() || self.work.is_used_up() {
             lane.input.extend_from_slice(&input[..kept]);
             return Ok(false);
         }
@@ -361,6 +368,9 @@ impl Worker {
             if self.output.bytes.len() + self.output.pinned_bytes() >= BUSY_BYTES
                 && !self.send_inbound(lane)?
             {
+                return Ok(used);
+            }
+            if self.work.is_used_up() {
                 return Ok(used);
             }
             match lane.inbound.next(&input[used..])? {
@@ -679,8 +689,7 @@ impl Worker {
                 Ok(())
             }
             (Decode::Text(request), _) => {
-                // No request is deferred for its cost, because the lane is.
-                self.work.renew();
+                // No request is deferred for its cost: the lane waits until there is work left.
                 let begun = self.begin_reply();
                 match exec::text(&mut self.executor_for(lane), request) {
                     Next::Suspend(cursor) => {

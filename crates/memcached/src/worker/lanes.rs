@@ -8,7 +8,7 @@
 use super::inbound::{InboundLane, SUSPENDED_BYTES_MAX, collected_bytes_max};
 use super::{ConnectionSlot, Worker};
 use crate::connections::{Command, NoLane, OpenLane};
-use crate::ring::{LaneId, Lanes, Outcome, Pulse};
+use crate::ring::{LaneId, Lanes, Outcome, Pulse, STRANGERS_MAX};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, Readiness, Socket, Transport};
@@ -39,6 +39,10 @@ const IDLE_BYTES: usize = 4 << 10;
 /// The number of reads of one lane before others are served.
 pub(super) const READS_MAX: usize = 16;
 
+/// The number of turns in which a lane is read to which nothing can be written any more: enough for
+/// what the sockets hold.
+const LAST_READS_MAX: usize = 8;
+
 /// The slot that has no connection: listing it ends the wait, so that the lanes get their turn.
 const NO_SLOT: usize = usize::MAX;
 
@@ -57,8 +61,9 @@ pub(super) const INBOUND_BYTES_MAX: usize =
 pub(crate) fn ring_bytes_max(settings: &Settings) -> usize {
     let Some(ring) = &settings.ring else { return 0 };
     let peers = ring.map.nodes().len().saturating_sub(1);
-    let of_peer = settings.threads * OUTBOUND_BYTES_MAX + ring.peer_lanes_max as usize * INBOUND_BYTES_MAX;
-    peers * of_peer + settings.threads * LANE_BUFFER_BYTES + collected_bytes_max(settings)
+    let outbound = peers * settings.threads * OUTBOUND_BYTES_MAX;
+    let inbound = (peers + STRANGERS_MAX) * ring.peer_lanes_max as usize * INBOUND_BYTES_MAX;
+    outbound + inbound + settings.threads * LANE_BUFFER_BYTES + collected_bytes_max(settings)
 }
 
 /// A worker's connections to other nodes.
@@ -444,9 +449,13 @@ impl Worker {
             failed
         });
         for (at, error) in failed.into_iter().flatten() {
-            // The peer's last words may have come.
-            self.read_lane_now(at);
-            self.close_lane(at, Ended::Failed(error.to_string()));
+            // The peer's last words may have come: after BYE, the lane has ended in order.
+            for _ in 0..LAST_READS_MAX {
+                self.read_lane_now(at);
+            }
+            if self.with_lanes(|_, lanes, _| lanes.is_open(at)) == Some(true) {
+                self.close_lane(at, Ended::Failed(error.to_string()));
+            }
         }
         self.wake_waiting();
     }

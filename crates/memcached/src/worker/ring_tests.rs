@@ -12,7 +12,7 @@ use crate::shared::clock::ServerClock;
 use crate::telemetry::watch::Watch;
 use cached_core::kv::{Kv, KvConfig};
 use cached_ring::wire::{Head, Kind};
-use cached_ring::{Flags, Map, Node as MapNode, NodeIndex, SLOTS, Slot, slot_of};
+use cached_ring::{Flags, Map, Node as MapNode, NodeIndex, SLOTS, Slot, Waiter, slot_of};
 use rustix::event::Timespec;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -463,6 +463,49 @@ fn requests_wait_for_the_process_that_follows() {
     reply.clear();
     read_all(&mut bench.client, &mut reply);
     assert_eq!(reply, b"SERVER_ERROR node b is away\r\nEND\r\n");
+}
+
+/// The owner has said BYE and closed, which the entry notices when it writes.
+#[test]
+fn bye_counts_although_a_write_fails_before_it_is_read() {
+    let mut bench = Bench::new();
+    let (near, far) = pair();
+    bench.entry.dial("b", near);
+    bench.entry.turn();
+    bench.client.write_all(b"incr k 1\r\n").unwrap();
+    bench.entry.worker.serve(0, None);
+    let mut bye = Vec::new();
+    cached_ring::wire::push_bye(&mut bye, 0);
+    (&far).write_all(&bye).unwrap();
+    drop(far);
+    bench.entry.worker.flush_lanes();
+    bench.owner.worker.shared.kv.set(b"k", b"1").unwrap();
+    bench.join();
+    bench.expect(b"", b"2\r\n");
+}
+
+/// Newcomers do not take the room from those who wait for it.
+#[test]
+fn who_waits_for_room_in_a_lane_is_served_before_newcomers() {
+    let mut entry = Node::new("a", map(1, 1));
+    let (near, _far) = pair();
+    entry.dial("b", near);
+    let ring = entry.worker.shared.ring.as_ref().unwrap();
+    let mut lanes = ring.lanes(0);
+    let mut ask = |slot: u32| {
+        let to = Waiter { slot, ..Waiter::default() };
+        lanes.request(NodeIndex(1), to, Slot::new(1), Flags::NONE, &[&[b'x'; 10_000]]).is_ok()
+    };
+    while ask(1) {}
+    assert!(!ask(2));
+    let sent = lanes.unsent(0).0.len().min(100_000);
+    lanes.sent(0, sent);
+    let mut ask = |slot: u32| {
+        let to = Waiter { slot, ..Waiter::default() };
+        lanes.request(NodeIndex(1), to, Slot::new(1), Flags::NONE, &[&[b'x'; 10_000]]).is_ok()
+    };
+    assert!(!ask(3), "there is room, for those who wait");
+    drop(lanes);
 }
 
 /// A reply of which most is still with the owner comes completely when the owner ends.

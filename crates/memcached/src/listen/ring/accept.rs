@@ -3,7 +3,7 @@
 use super::{Failure, Handshake, greeting};
 use crate::connections::{Command, ServeLane};
 use crate::listen::Listener;
-use crate::ring::Ring;
+use crate::ring::{Ring, STRANGERS_MAX};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
 use cached_ring::NODES_MAX;
@@ -166,7 +166,7 @@ impl Accepted {
             return Err(handshake.refuse(Refused::wrong_secret()).await);
         }
         // The dialler is a node of the ring and waits for the lane, so its earlier lane can end.
-        let peer = match self.peer(&hello) {
+        let peer = match self.peer(ring, &hello) {
             Ok(peer) => peer,
             Err(refused) => return Err(handshake.refuse(refused).await),
         };
@@ -197,19 +197,28 @@ impl Accepted {
     }
 
     /// Returns the node that sends `hello`.
-    fn peer(&self, hello: &Hello) -> Result<Rc<Mutex<Peer>>, Refused> {
+    pub(super) fn peer(&self, ring: &Ring, hello: &Hello) -> Result<Rc<Mutex<Peer>>, Refused> {
         let mut nodes = self.nodes.borrow_mut();
-        if nodes.len() >= NODES_MAX && !nodes.contains_key(&hello.greeting.node) {
+        let name = &hello.greeting.node;
+        let is_stranger = !ring.knows(name);
+        if !nodes.contains_key(name) && (is_stranger || nodes.len() >= NODES_MAX) {
             // Nodes that have gone are forgotten.
             nodes.retain(|_, peer| {
                 Rc::strong_count(peer) > 1 || peer.try_lock().is_ok_and(|peer| !peer.lanes.is_empty())
             });
-            if nodes.len() >= NODES_MAX {
-                let text = format!("{NODES_MAX} other nodes have lanes to this one");
+            let strangers = nodes.keys().filter(|name| !ring.knows(name)).count();
+            let text = match (nodes.len() >= NODES_MAX, is_stranger && strangers >= STRANGERS_MAX) {
+                (true, _) => format!("{NODES_MAX} other nodes have lanes to this one"),
+                (_, true) => {
+                    format!("the map has no node {name:?}, and {strangers} others have lanes that it has not")
+                }
+                (false, false) => String::new(),
+            };
+            if !text.is_empty() {
                 return Err(Refused { code: RefusedCode::TooMany, text });
             }
         }
-        Ok(nodes.entry(hello.greeting.node.clone()).or_default().clone())
+        Ok(nodes.entry(name.clone()).or_default().clone())
     }
 }
 

@@ -8,6 +8,7 @@ use crate::process::Logging;
 use crate::settings::{RingSecrets, RingSettings};
 use crate::shared::Shared;
 use crate::{Server, Settings};
+use cached_ring::hello::{Greeting, Hello};
 use cached_ring::{Map, from_documents};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -36,11 +37,11 @@ impl Place {
         let socket = TcpListener::bind("127.0.0.1:0").expect("a socket");
         socket.set_nonblocking(true).expect("a socket");
         let address = socket.local_addr().expect("an address");
-        let node = |address: &str| format!(r#"{{"ring": "{address}", "address": "{address}"}}"#);
+        let node = |name: &str, ring: &str| format!(r#"{{"ring": "{ring}", "address": "{name}.example:1"}}"#);
         let documents = [
             ("ring/main/meta", r#"{"format": 1, "version": 1}"#.to_owned()),
-            ("ring/main/nodes/a", node("127.0.0.1:1")),
-            ("ring/main/nodes/b", node(&address.to_string())),
+            ("ring/main/nodes/a", node("a", "127.0.0.1:1")),
+            ("ring/main/nodes/b", node("b", &address.to_string())),
         ];
         let map = from_documents("main", documents.iter().map(|(key, text)| (*key, text.as_bytes())));
         Place { socket, map: Arc::new(map.expect("a map")) }
@@ -202,6 +203,40 @@ fn a_second_process_of_a_name_gets_a_lane_once_the_first_has_gone() {
             }
         };
         drop(pass(lane.socket, served(&b).await.socket));
+    });
+}
+
+/// Nodes that the map does not have are served while it is being replaced, a few at a time.
+#[test]
+fn a_few_nodes_that_are_not_in_the_map_get_lanes() {
+    run(async || {
+        let place = Place::new();
+        let b = place.node("b", RingSecrets::default());
+        let ring = b.ring.as_ref().unwrap();
+        let accepted = Accepted::default();
+        let hello = |node: &str| Hello {
+            versions: (1, 1),
+            worker: 0,
+            workers: 1,
+            greeting: Greeting { node: node.into(), ..super::greeting(ring) },
+            wanted_node: "b".into(),
+        };
+        let one = accepted.peer(ring, &hello("one")).expect("a place");
+        let two = accepted.peer(ring, &hello("two")).expect("a place");
+        let refused = accepted.peer(ring, &hello("three")).unwrap_err();
+        let line = "the map has no node \"three\", and 2 others have lanes that it has not";
+        assert_eq!(refused.to_string(), line);
+        assert!(accepted.peer(ring, &hello("one")).is_ok(), "it has a place");
+        assert!(accepted.peer(ring, &hello("a")).is_ok(), "it is in the map");
+        drop(one);
+        assert!(accepted.peer(ring, &hello("three")).is_ok(), "one has gone");
+        drop(two);
+        // Names of nodes that have gone are not kept for ever.
+        for number in 0..3000 {
+            ring.peer_or_new(&format!("node{number}"));
+        }
+        let known = ring.peer_or_new("a");
+        assert!(Arc::ptr_eq(&known, &ring.peer_or_new("a")));
     });
 }
 

@@ -6,6 +6,7 @@ use crate::process::Logging;
 use crate::settings::{RingSecrets, RingSettings, Settings};
 use crate::shared::clock::ServerClock;
 use crate::telemetry::watch::Watch;
+use cached_core::arena::ArenaFile;
 use cached_core::kv::{Kv, KvConfig};
 use cached_ring::{Answer, Map, Node, NodeIndex, Outbound, RequestId, SLOTS, Waiter};
 use rustix::event::Timespec;
@@ -46,6 +47,10 @@ fn map(version: u64, owner: impl Fn(u16) -> u16) -> Arc<Map> {
 
 impl Owner {
     fn new() -> Owner {
+        Owner::with_file(None)
+    }
+
+    fn with_file(file: Option<ArenaFile>) -> Owner {
         let ring = RingSettings {
             node: "b".into(),
             listen: Vec::new(),
@@ -66,6 +71,7 @@ impl Owner {
             arena_bytes: settings.memory_bytes,
             lanes: 1,
             clock: clock.ticks(),
+            file,
             ..KvConfig::default()
         };
         let kv = Kv::new(config).expect("a store");
@@ -417,6 +423,37 @@ fn a_lane_that_is_not_read_holds_little_and_loses_nothing() {
     entry.pump(&mut owner);
     let expected = [b"VALUE k 0 60000\r\n", &value[..], b"\r\nEND\r\n"].concat();
     assert!((1..=asked).all(|place| entry.replies[&place] == (expected.clone(), true)));
+}
+
+/// A request that walks over the whole index gives others their turn.
+#[test]
+fn costly_requests_are_executed_one_in_each_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = ArenaFile::open(&folder.path().join("memory")).expect("a memory file");
+    let mut owner = Owner::with_file(Some(file));
+    let mut entry = Entry::new(&mut owner);
+    for place in 1..=5 {
+        let to = Waiter { place, ..Waiter::default() };
+        entry.outbound.request(to, None, Flags::EVERY, &[b"flush_prefix p\r\n"]);
+    }
+    entry.ask(6, "k", "get k\r\n");
+    entry.send();
+    for turn in 1..=2 {
+        owner.worker.wait(&mut Vec::with_capacity(16), Some(Timespec::default()));
+        if turn > 1 {
+            owner.worker.serve_yielded();
+        }
+        entry.receive();
+        // One for an event, and one because there is more.
+        assert!(
+            (turn..=2 * turn - 1).contains(&entry.replies.len()),
+            "{} in turn {turn}",
+            entry.replies.len()
+        );
+    }
+    entry.pump(&mut owner);
+    assert!((1..=5).all(|place| entry.reply(place) == b"OK\r\n"));
+    assert_eq!(entry.reply(6), b"END\r\n");
 }
 
 #[test]
