@@ -289,7 +289,10 @@ impl Part {
     /// Moves the value of `key`, if that is the next one, to `out`.
     fn find(&mut self, key: &[u8], out: &mut Vec<u8>) -> Found {
         let rest = &self.got[self.taken..];
-        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else { return Found::Incomplete };
+        let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
+            // Of a reply that is cut off, the client has seen only whole values.
+            return if self.state == Answered::Whole { Found::Miss } else { Found::Incomplete };
+        };
         let line = &rest[..=end];
         if line == reply::END {
             return Found::Miss;

@@ -129,6 +129,13 @@ pub(super) struct Way<'a> {
 pub(super) struct NoRoom;
 
 impl Way<'_> {
+    /// Returns whether the lane of every node that is not away has room for a request. If not, the
+    /// connection is woken when there is room.
+    pub(super) fn has_room_everywhere(&mut self, bytes: usize) -> bool {
+        let slot = self.slot;
+        self.is_datagram || self.lanes.peers().all(|node| self.lanes.has_room(slot, node, bytes))
+    }
+
     /// Passes a request to a node. If that node is away, the error is the reply.
     pub(super) fn request(
         &mut self,

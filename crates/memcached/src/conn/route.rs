@@ -18,6 +18,7 @@ use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
 use crate::shared::Shared;
 use crate::stream::{Body, OutOfMemory};
 use cached_proto::binary::sasl::is_sasl;
+use cached_proto::limits::LINE_LEN_MAX;
 use cached_proto::meta::KeyBuffer;
 use cached_proto::text::{Get, Request, TERMINATOR_LEN};
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
@@ -414,7 +415,8 @@ impl Connection {
         is_allowed: bool,
         execute: impl FnOnce(&mut Executor<'_>) -> Next,
     ) -> Step {
-        if routed.reading > 0 {
+        // Nothing is executed before all lanes have room for it.
+        if routed.reading > 0 || is_allowed && !way.has_room_everywhere(own.len()) {
             return Step::Blocked;
         }
         let mark = executor.out.mark();
@@ -505,7 +507,12 @@ impl Connection {
                 let begun = routed.own(executor, begin);
                 self.phase = Phase::of_body(begun, protocol, head, body_len);
             }
-            Route::Peer(_) if !way.is_datagram && exec::may_be_collected(executor, protocol, head) => {
+            // A lane keeps no longer head of a request in parts, from which a failure is answered.
+            Route::Peer(_)
+                if !way.is_datagram
+                    && head.len() <= LINE_LEN_MAX
+                    && exec::may_be_collected(executor, protocol, head) =>
+            {
                 (routed.body_slot, routed.body_is_own) = (slot, false);
                 let terminator_bytes = if protocol == Protocol::Text { TERMINATOR_LEN } else { 0 };
                 let value_bytes = body_len - terminator_bytes;
@@ -556,7 +563,8 @@ impl Connection {
         let (protocol, head, missing) = (body.protocol, body.head.clone(), body.missing());
         let to = (node, routed.body_slot);
         if self.forward_head(routed, way, executor, to, protocol, &head).is_err() {
-            return Step::Stop(used, StopReason::Budget);
+            routed.is_blocked = true;
+            return Step::Stop(used, StopReason::Input);
         }
         self.phase = Phase::Swallow(missing);
         Step::Phase(used)

@@ -221,6 +221,18 @@ impl Lanes {
         Ok(LaneId { lane: at, request })
     }
 
+    /// Returns whether the lane to a node has room for a request of `bytes`, or the node is away. If
+    /// there is no room, the connection in `slot` is woken once there is.
+    pub(crate) fn has_room(&mut self, slot: u32, node: NodeIndex, bytes: usize) -> bool {
+        let Some(at) = self.of_node.get(node.index()).copied().flatten() else { return true };
+        let lane = &mut self.lanes[usize::from(at)];
+        let has_room = lane.state == LaneState::Away || lane.outbound.room() >= bytes;
+        if !has_room {
+            lane.waiting.insert(slot);
+        }
+        has_room
+    }
+
     /// Queues the next part of a request, of at most [`MESSAGE_BYTES_MAX`] bytes. A part of a request
     /// that has failed is dropped.
     ///

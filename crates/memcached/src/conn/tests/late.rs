@@ -1011,3 +1011,53 @@ fn administrative_requests_wait_for_earlier_replies() {
     world.replies("END\r\n");
     assert!(world.is_closed);
 }
+
+/// A request for every node is executed once, however long a lane has no room for it.
+#[test]
+fn a_flush_that_waits_for_room_is_executed_once() {
+    let (mut world, [b, _]) = small_world();
+    let request = format!("set key:1 0 0 4000 noreply\r\n{}\r\n", "x".repeat(4000));
+    let count = 300;
+    world.ask(&[request.repeat(count).as_bytes(), b"flush_all\r\nget key:1\r\n"].concat());
+    let flushes = |world: &World| world.bench.shared.totals().flushes;
+    assert_eq!(flushes(&world), 0, "the lane has no room");
+    for _ in 0..20 {
+        world.send(b, 30_000);
+        while world.owners[b].step() {}
+        world.receive(b, usize::MAX);
+        if world.is_due {
+            world.drive();
+        }
+    }
+    world.replies("OK\r\nEND\r\n");
+    assert_eq!(flushes(&world), 1);
+    assert_eq!(world.owners[b].shared.totals().flushes, 1);
+}
+
+/// What a lost node has not delivered of a merged reply is a miss. Only a value that was begun ends
+/// the connection.
+#[test]
+fn a_merged_reply_of_which_a_part_is_lost_has_misses() {
+    for part_bytes in [40, 20] {
+        let (mut world, [b, _]) = small_world();
+        for key in ["key:0", "key:1", "key:2"] {
+            world.ask(format!("set {key} 0 0 9\r\nabcdefghi\r\n").as_bytes());
+        }
+        world.replies(&"STORED\r\n".repeat(3));
+        world.owners[b].part_bytes = part_bytes;
+        world.ask(b"get key:1 key:2 key:0\r\nmn\r\n");
+        world.send(b, usize::MAX);
+        while world.owners[b].step() {}
+        world.receive(b, usize::MAX);
+        world.drive();
+        world.lose(b, false);
+        let value = |key| format!("VALUE {key} 0 9\r\nabcdefghi\r\n");
+        match part_bytes {
+            40 => world.replies(&format!("{}{}END\r\nMN\r\n", value("key:1"), value("key:0"))),
+            _ => {
+                world.replies(&value("key:1")[..20]);
+                assert!(world.is_closed);
+            }
+        }
+    }
+}
