@@ -79,6 +79,9 @@ pub(crate) enum Outcome<'a> {
 /// What a lane does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LaneState {
+    /// The first connection is being opened, for which requests wait: a process that has just taken
+    /// over refuses none.
+    Connecting,
     /// There is no connection: requests are refused.
     Away,
     /// The worker has a connection.
@@ -280,7 +283,7 @@ impl Lanes {
             let at = known.unwrap_or_else(|| {
                 let lane = Lane {
                     peer: peer(&node.name),
-                    state: LaneState::Away,
+                    state: LaneState::Connecting,
                     is_wanted: true,
                     outbound: Outbound::new(),
                     waiting: BTreeSet::new(),
@@ -307,6 +310,11 @@ impl Lanes {
         self.map = map;
     }
 
+    /// Returns the number of lanes, open or not.
+    pub(crate) fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Returns the peer of a lane.
     pub(crate) fn peer(&self, lane: usize) -> &Arc<Peer> {
         &self.lanes[lane].peer
@@ -327,6 +335,11 @@ impl Lanes {
         matches!(self.lanes[lane].state, LaneState::Resuming { .. })
     }
 
+    /// Returns whether requests wait for the first connection of the lane.
+    pub(crate) fn is_connecting(&self, lane: usize) -> bool {
+        self.lanes[lane].state == LaneState::Connecting
+    }
+
     /// Returns the number of requests of a lane that are not answered.
     pub(crate) fn in_flight(&self, lane: usize) -> usize {
         self.lanes[lane].outbound.in_flight()
@@ -337,7 +350,9 @@ impl Lanes {
         let worker = self.worker;
         let lane = &mut self.lanes[lane];
         debug_assert_ne!(lane.state, LaneState::Open);
-        add(&lane.peer.counts(worker).resent, lane.outbound.in_flight() as u64);
+        if lane.state != LaneState::Connecting {
+            add(&lane.peer.counts(worker).resent, lane.outbound.in_flight() as u64);
+        }
         lane.state = LaneState::Open;
         lane.peer.set_open(worker, true);
         (lane.silent_ticks, lane.ticks, lane.pinged) = (0, 0, None);
@@ -437,9 +452,9 @@ impl Lanes {
         self.woken.extend(std::mem::take(&mut lane.waiting));
     }
 
-    /// Ends the time in which requests wait for the next lane: they fail.
+    /// Ends the time in which requests wait for a connection: they fail.
     pub(crate) fn give_up(&mut self, lane: usize, each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) {
-        if self.is_resuming(lane) {
+        if self.is_resuming(lane) || self.is_connecting(lane) {
             self.close(lane, false, each);
         }
     }
@@ -449,7 +464,8 @@ impl Lanes {
         let LaneLimits { silent_ticks, .. } = self.limits;
         let lane = &mut self.lanes[at];
         match &mut lane.state {
-            LaneState::Away => Pulse::Alive,
+            LaneState::Connecting if !lane.is_wanted => Pulse::Silent,
+            LaneState::Connecting | LaneState::Away => Pulse::Alive,
             LaneState::Resuming { ticks: 0 } => Pulse::Silent,
             LaneState::Resuming { ticks } => {
                 *ticks -= 1;

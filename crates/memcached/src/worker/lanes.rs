@@ -272,7 +272,7 @@ impl Worker {
 
     /// Looks for lanes on which nothing comes, and sends signs of life.
     pub(super) fn tick_lanes(&mut self) {
-        let count = self.lanes.as_ref().map_or(0, |own| own.outbound.len());
+        let count = self.with_lanes(|_, lanes, _| lanes.len()).unwrap_or(0);
         for at in 0..count {
             let pulse = |shared: &Shared, index| shared.ring.as_ref().map(|ring| ring.lanes(index).tick(at));
             match pulse(&self.shared, self.index) {
@@ -345,7 +345,9 @@ impl Worker {
         self.with_lanes(|_, lanes, each| {
             let Some(at) = lanes.find(node) else { return };
             lanes.peer(at).set_tried();
-            if !is_there && lanes.is_resuming(at) {
+            if lanes.is_connecting(at) {
+                lanes.give_up(at, each);
+            } else if !is_there && lanes.is_resuming(at) {
                 tracing::warn!(node, cause, "the node has ended: requests that waited for it fail");
                 lanes.give_up(at, each);
             }
@@ -455,6 +457,22 @@ impl Worker {
             }
             if self.with_lanes(|_, lanes, _| lanes.is_open(at)) == Some(true) {
                 self.close_lane(at, Ended::Failed(error.to_string()));
+            }
+        }
+        self.wake_waiting();
+    }
+
+    /// Lets the requests fail that wait for a connection to their node. With `all`, also those that
+    /// wait for a reply: their lanes are closed.
+    pub(super) fn give_up_lanes(&mut self, all: bool) {
+        let count = self.with_lanes(|_, lanes, _| lanes.len()).unwrap_or(0);
+        for at in 0..count {
+            let is_in_use = self.with_lanes(|_, lanes, each| {
+                lanes.give_up(at, each);
+                lanes.is_open(at) && lanes.in_flight(at) > 0
+            });
+            if all && is_in_use == Some(true) {
+                self.close_lane(at, Ended::Failed("no reply has come before the hand-over".into()));
             }
         }
         self.wake_waiting();

@@ -393,7 +393,12 @@ impl Worker {
                 Command::Serve(accepted) => self.open_slot(accepted),
                 Command::Relay(number) => self.serve(number, None),
                 Command::Check(number) => self.check(number),
-                Command::Pause(pause) => self.pause(pause),
+                Command::Pause(pause) => {
+                    self.pause(pause);
+                    if self.aborted {
+                        return;
+                    }
+                }
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
                 // A worker that was stopped has several, which say no more than one.

@@ -32,25 +32,36 @@ impl Worker {
         self.counters.heartbeat.set_idle();
         if let Ok(Verdict::End) = verdict.recv() {
             (self.draining, self.aborted) = (true, true);
+            // The other process has the connections: this one must not read another request of those
+            // that the answers of other nodes, or an earlier turn, have listed.
+            self.yielded.clear();
         }
     }
 
     /// Completes the requests in flight, and closes connections whose requests are not complete at
     /// `end`.
     fn finish_requests(&mut self, end: Instant) {
+        let mut is_late = false;
         loop {
             self.pump_lanes();
+            // Nothing opens a lane in the meantime.
+            self.give_up_lanes(false);
             let unfinished: Vec<usize> =
                 (0..self.slots.len()).filter(|number| !self.is_at_rest(*number)).collect();
             if unfinished.is_empty() {
                 return;
             }
-            if Instant::now() >= end {
+            if is_late {
                 tracing::warn!(
                     connections = unfinished.len(),
                     "connections whose requests do not end are closed before the hand-over"
                 );
                 return unfinished.into_iter().for_each(|number| self.close_slot(number));
+            }
+            if Instant::now() >= end {
+                // Requests that wait for another node fail, so that their clients get a reply.
+                is_late = true;
+                self.give_up_lanes(true);
             }
             unfinished.into_iter().for_each(|number| self.finish_request(number));
             self.flush_lanes();

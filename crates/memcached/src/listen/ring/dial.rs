@@ -31,8 +31,8 @@ const CLOCKS_APART_MAX_MS: u64 = 2_000;
 /// The state that the lanes' tasks share.
 #[derive(Default)]
 struct Lanes {
-    /// The nodes for which there are tasks.
-    nodes: RefCell<HashSet<String>>,
+    /// The nodes and workers for which there are tasks.
+    tasks: RefCell<HashSet<(String, usize)>>,
     /// For each node, the line that was logged last, so that many lanes and attempts log one line.
     lines: RefCell<HashMap<String, String>>,
     /// The mistakes in the settings of peers that were logged.
@@ -48,8 +48,8 @@ pub(crate) async fn dial(shared: Arc<Shared>) {
     let mut tasks = JoinSet::new();
     loop {
         for node in ring.map().nodes().iter().filter(|node| node.name != ring.own) {
-            if lanes.nodes.borrow_mut().insert(node.name.clone()) {
-                for worker in 0..shared.settings.threads {
+            for worker in 0..shared.settings.threads {
+                if lanes.tasks.borrow_mut().insert((node.name.clone(), worker)) {
                     tasks.spawn_local(keep_lane(shared.clone(), lanes.clone(), worker, node.name.clone()));
                 }
             }
@@ -76,8 +76,8 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
     loop {
         let map = ring.map();
         let Some(index) = map.find(&node) else {
-            // The other lanes of the node end likewise. A map that has the node again starts new ones.
-            lanes.nodes.borrow_mut().remove(&node);
+            // A map that has the node again starts another task.
+            lanes.tasks.borrow_mut().remove(&(node, worker));
             return;
         };
         let address = &map.node(index).ring;
