@@ -12,6 +12,7 @@
 //! | [`tls`] | certificates, and the client's side of TLS |
 //! | [`password`] | servers that require passwords, and what a client sends first to them |
 //! | [`udp`] | the client's side of UDP |
+//! | [`ring`] | rings of nodes, and the map that says which node owns which slots |
 //! | [`conn`] | one client connection with deadlines and fragmented writes |
 //! | [`bytes`] | writing bytes as text and back |
 //! | [`frame`] | binary protocol frames |
@@ -72,6 +73,7 @@ pub mod play;
 pub mod program;
 pub mod python;
 pub mod reference;
+pub mod ring;
 pub mod s3;
 pub mod script;
 pub mod server;

@@ -6,13 +6,15 @@ use crate::frame::{Request, Response, op};
 use crate::password;
 use crate::pattern::{Captures, Pattern};
 use crate::program::{Flavour, Program};
+use crate::ring::Entry;
 use crate::script::{Case, Step};
 use crate::server::{Server, Start};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The way in which a case is sent. The shapes also differ in transport and log level, so that
 /// every case covers the unix socket and the logging paths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
     /// Each request is one write, after the reply to the previous request; over TCP.
     Whole,
@@ -48,6 +50,8 @@ pub enum Wire {
     Udp,
     /// Like [`Wire::Plain`], with a password before the first request of each connection.
     Password,
+    /// TCP, to a node of a ring that owns nothing: another node executes each request. The cases of a script share the nodes, which are flushed before each case.
+    Ring,
 }
 
 impl Wire {
@@ -60,6 +64,7 @@ impl Wire {
             "tls" => Ok(Self::Tls),
             "udp" => Ok(Self::Udp),
             "password" => Ok(Self::Password),
+            "ring" => Ok(Self::Ring),
             other => Err(format!("no wire called {other}")),
         }
     }
@@ -80,13 +85,14 @@ pub fn play_all(cases: &[Case], wire: Wire) {
     let _ = Program::under_test();
     let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
     let mut failed = Vec::new();
+    let mut rings = Rings::default();
     let (mut played, mut waiting) = (0, 0);
     for case in cases.iter().filter(|case| case.name.contains(&only)) {
         if case.later.as_ref().is_some_and(|part| waits_for(part)) {
             waiting += 1;
             continue;
         }
-        if !wire.carries(case) {
+        if !wire.carries(case) || wire == Wire::Ring && Program::under_test().flavour == Flavour::Memcached {
             continue;
         }
         if let Some(name) = &case.differs {
@@ -94,7 +100,7 @@ pub fn play_all(cases: &[Case], wire: Wire) {
         }
         for &shape in case.shapes.iter().filter(|shape| wire != Wire::Udp || **shape == Shape::Whole) {
             played += 1;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape, wire))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape, wire, &mut rings))) {
                 let message = panic
                     .downcast_ref::<String>()
                     .cloned()
@@ -109,7 +115,8 @@ pub fn play_all(cases: &[Case], wire: Wire) {
         }
     }
     // A script may test connections only.
-    assert!(played + waiting > 0 || !only.is_empty() || wire == Wire::Udp, "no case was played");
+    let may_be_none = matches!(wire, Wire::Udp | Wire::Ring);
+    assert!(played + waiting > 0 || !only.is_empty() || may_be_none, "no case was played");
     println!("{played} plays of {} cases, {waiting} wait for later parts", cases.len());
     assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
 }
@@ -123,7 +130,10 @@ pub fn waits_for(part: &str) -> bool {
     Program::under_test().flavour == Flavour::Cached && !is_tried
 }
 
-fn play(case: &Case, shape: Shape, wire: Wire) {
+/// The rings that cases of a script share, by the arguments of their nodes.
+type Rings = HashMap<(Shape, String), Entry>;
+
+fn play(case: &Case, shape: Shape, wire: Wire, rings: &mut Rings) {
     let mut start = Start::new().args(&case.args);
     if shape == Shape::Fragmented {
         start = start.args("-vv");
@@ -137,10 +147,22 @@ fn play(case: &Case, shape: Shape, wire: Wire) {
         Wire::Tls => start.tls(),
         Wire::Udp => start.args("-U -1"),
         Wire::Password => password::require(start, Program::under_test().flavour, case.is_binary()),
-        Wire::Plain => start,
+        Wire::Plain | Wire::Ring => start,
     };
-    let server = if shape == Shape::Pipelined && wire != Wire::Tls { start.unix() } else { start }.start();
-    Player::new(&server, shape, wire).play(case);
+    let owner = start.clone();
+    let is_tcp = matches!(wire, Wire::Tls | Wire::Ring);
+    let start = if shape == Shape::Pipelined && !is_tcp { start.unix() } else { start };
+    if wire != Wire::Ring {
+        return Player::new(&start.start(), shape, wire).play(case);
+    }
+    let key = (shape, case.args.clone());
+    // After a failure, the next case must not meet what the failed one has left.
+    let ring = rings.remove(&key).unwrap_or_else(|| Entry::start(start, owner));
+    if !case.args.split(' ').any(|arg| arg == "-F") {
+        ring.server.connect().ask(b"flush_all\r\n", b"OK\r\n");
+    }
+    Player::new(&ring.server, shape, wire).play(case);
+    rings.insert(key, ring);
 }
 
 /// The state of one play: the connection, and the bytes that are not yet sent or checked.

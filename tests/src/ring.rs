@@ -51,22 +51,16 @@ impl MapFile {
     /// # Panics
     /// Panics if the file cannot be written.
     pub fn write(&self, version: u64, runs: &[(&str, &str)]) {
-        self.write_for("main", version, runs);
-    }
-
-    /// Replaces the map by one of the ring `ring`.
-    ///
-    /// # Panics
-    /// Panics if the file cannot be written.
-    pub fn write_for(&self, ring: &str, version: u64, runs: &[(&str, &str)]) {
-        let mut text = format!("\"ring/{ring}/meta\" = {{ format = 1, version = {version} }}\n");
-        for (number, (name, address)) in (1..).zip(&self.nodes) {
-            // No client of the tests asks for the addresses of the nodes.
-            let node = format!("{{ ring = \"{address}\", address = \"192.0.2.{number}:11211\" }}");
-            writeln!(text, "\"ring/{ring}/nodes/{name}\" = {node}").expect("text");
+        let mut text = format!("\"ring/main/meta\" = {{ format = 1, version = {version} }}\n");
+        for (name, address) in &self.nodes {
+            // No test connects to the address for clients.
+            let clients = SocketAddr::new(address.ip(), address.port() + 20_000);
+            let node = format!("{{ ring = \"{address}\", address = \"{clients}\" }}");
+            writeln!(text, "\"ring/main/nodes/{name}\" = {node}").expect("text");
         }
-        let runs: Vec<String> = runs.iter().map(|(slots, owner)| format!("\"{slots}\" = \"{owner}\"")).collect();
-        writeln!(text, "\"ring/{ring}/map\" = {{ {} }}", runs.join(", ")).expect("text");
+        let runs: Vec<String> =
+            runs.iter().map(|(slots, owner)| format!("\"{slots}\" = \"{owner}\"")).collect();
+        writeln!(text, "\"ring/main/map\" = {{ {} }}", runs.join(", ")).expect("text");
         std::fs::write(self.path("new.toml"), text).expect("a map");
         std::fs::rename(self.path("new.toml"), self.path("ring.toml")).expect("a map");
     }
@@ -139,15 +133,17 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts a node for each name, each with the arguments `args` and the further keys `more` of
-    /// its table `[ring]`. `runs` are the slots of each owner.
+    /// Starts a node for each name, each with the further keys `more` of its table `[ring]`, and waits
+    /// until they are connected. `runs` are the slots of each owner.
     ///
     /// # Panics
     /// Panics if a node does not start. The message contains its log.
-    pub fn start(names: &[&str], runs: &[(&str, &str)], args: &str, more: &str) -> Fleet {
+    pub fn start(names: &[&str], runs: &[(&str, &str)], more: &str) -> Fleet {
         let map = MapFile::new(names, runs);
-        let start = |name: &&str| Upgradable::start(args, &map.configuration(name, more));
-        let nodes = names.iter().map(start).collect();
+        let args = format!("-m 64 -t {THREADS}");
+        let start = |name: &&str| Upgradable::start(&args, &map.configuration(name, more));
+        let nodes: Vec<_> = names.iter().map(start).collect();
+        nodes.iter().for_each(wait_until_connected);
         Fleet { map, nodes }
     }
 
@@ -160,27 +156,58 @@ impl Fleet {
         Conn::open(&Address::Tcp(address)).expect("a connection")
     }
 
-    /// Waits until each node answers for every other one.
+    /// Waits until each node has this version of the map in force, and executes the requests for all
+    /// of its slots; calls `meanwhile` while it waits.
     ///
     /// # Panics
-    /// Panics if a node does not in time.
-    pub fn wait_until_whole(&self) {
+    /// Panics if the map is not in force in time.
+    pub fn wait_for_map(&self, version: u64, mut meanwhile: impl FnMut()) {
         for node in 0..self.nodes.len() {
-            self.wait_until_answered(node, b"flush_all\r\n", b"OK");
+            wait_for("a map", || {
+                meanwhile();
+                let is_in_force = self.stat(node, "map_version") == version.to_string();
+                (is_in_force && self.stat(node, "purging_slots") == "0").then_some(())
+            });
         }
     }
 
-    /// Repeats a request at a node until the first line of the reply is the expected one.
+    /// Returns a value of `stats ring` of a node.
     ///
     /// # Panics
-    /// Panics if it is not in time.
-    pub fn wait_until_answered(&self, node: usize, request: &[u8], line: &[u8]) {
+    /// Panics if there is no such value.
+    pub fn stat(&self, node: usize, name: &str) -> String {
         let mut conn = self.connect(node);
-        let mut last = Vec::new();
-        wait_for("the expected reply", || {
-            conn.send(request);
-            last = conn.read_line();
-            (last == line).then_some(())
+        conn.send(b"stats ring\r\n");
+        let mut found = None;
+        loop {
+            let line = String::from_utf8_lossy(&conn.read_line()).into_owned();
+            match line.strip_prefix("STAT ").and_then(|line| line.split_once(' ')) {
+                Some((key, value)) if key == name => found = Some(value.to_owned()),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        found.unwrap_or_else(|| panic!("no {name} in stats ring"))
+    }
+}
+
+/// The threads of each node.
+const THREADS: usize = 2;
+
+/// Waits until each thread of a node is connected to all other nodes.
+///
+/// # Panics
+/// Panics if they are not in time.
+pub fn wait_until_connected(node: &Upgradable) {
+    let address = Address::Tcp(SocketAddr::from(([127, 0, 0, 1], node.port)));
+    // A server assigns connections to its threads in turn.
+    let mut conns: Vec<_> = (0..THREADS).map(|_| Conn::open(&address).expect("a connection")).collect();
+    for conn in &mut conns {
+        wait_for("a flush of all nodes", || {
+            conn.send(b"flush_all\r\n");
+            let line = conn.read_line();
+            assert!(line == b"OK" || line.starts_with(b"SERVER_ERROR flush_all"), "{line:?}");
+            (line == b"OK").then_some(())
         });
     }
 }

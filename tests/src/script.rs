@@ -5,7 +5,7 @@
 //! case set and gets            a new case, on a fresh server and connection
 //! args -I 2m                   more server arguments for this case
 //! shapes whole fragmented      only these ways of sending (default: whole fragmented pipelined)
-//! not tls udp password         not through these (`Wire`), on which the case differs or means nothing
+//! not tls udp password ring    not through these (`Wire`), on which the case differs or means nothing
 //! later drop-in                waits for a part that `cached` does not have; memcached plays it
 //! differs stray-crlf           names the entry of DIFFERENCES.md behind `<cached` and `<memcached` lines
 //! > set k 5 0 2                send this and \r\n

@@ -59,14 +59,31 @@ const CHANGES_BETWEEN: u64 = 300;
 pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: bool) -> Report {
     let memory = memory_directory();
     let file = memory.path().join("memory");
-    let mut server = Upgradable::start(&format!("-e {} {args}", file.display()), "");
+    let mut servers = [Upgradable::start(&format!("-e {} {args}", file.display()), "")];
+    let report = run_on(&mut servers, upgrades, clients, seed, is_verbose);
+    servers.into_iter().for_each(Upgradable::end);
+    report
+}
+
+/// Runs `upgrades` upgrades of running servers, in turn from the last to the first, under the load of
+/// `clients` clients of the first.
+///
+/// # Panics
+/// Panics if an upgrade fails.
+pub fn run_on(
+    servers: &mut [Upgradable],
+    upgrades: u64,
+    clients: usize,
+    seed: u64,
+    is_verbose: bool,
+) -> Report {
     let common = Common::default();
     let mut clients: Vec<Client> = (0..clients)
         .map(|number| Client::new(number, SmallRng::seed_from_u64(seed * 1_000 + number as u64)))
         .collect();
     let mut report = Report::default();
     let goes_on = AtomicBool::new(true);
-    let port = server.port;
+    let port = servers[0].port;
     std::thread::scope(|scope| {
         let running: Vec<_> = clients
             .iter_mut()
@@ -94,7 +111,8 @@ pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: boo
                 scope.spawn(move || observe(connection, &is_over))
             });
             let end = SetOnDrop(&is_over);
-            let took = server.upgrade();
+            let last = servers.len() - 1;
+            let took = servers[last - (round - 1) as usize % servers.len()].upgrade();
             drop(end);
             match watch.map(std::thread::ScopedJoinHandle::join) {
                 Some(Ok(Ok((connection, pause)))) => {
@@ -151,7 +169,6 @@ pub fn run(args: &str, upgrades: u64, clients: usize, seed: u64, is_verbose: boo
             }
         }
     }
-    server.end();
     report
 }
 

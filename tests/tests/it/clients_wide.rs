@@ -108,8 +108,14 @@ fn perl() {
 #[test]
 fn rust_memcache() {
     let mut server = Server::start("");
+    everyday_memcache(server.port());
+    server.assert_serves("rust_memcache");
+}
+
+/// Sends the requests of an application with Rust's blocking client, in both protocols.
+pub(crate) fn everyday_memcache(port: u16) {
     for protocol in ["ascii", "binary"] {
-        let url = format!("memcache://127.0.0.1:{}?protocol={protocol}&timeout=30", server.port());
+        let url = format!("memcache://127.0.0.1:{port}?protocol={protocol}&timeout=30");
         let client = memcache::connect(url).expect("a connection");
         client.flush().expect("flush");
         client.set("a", "value", 100).expect("set");
@@ -145,7 +151,6 @@ fn rust_memcache() {
         let (_, version) = &client.version().expect("version")[0];
         assert!(version.starts_with("1.6"), "{version}");
     }
-    server.assert_serves("rust_memcache");
 }
 
 /// Rust's asynchronous client is used.

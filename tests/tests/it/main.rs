@@ -46,6 +46,8 @@ mod process;
 mod python_package;
 mod readme;
 mod reload;
+mod ring;
+mod ring_faults;
 mod s3;
 mod s3_auth;
 mod s3_beside;

@@ -40,6 +40,17 @@ macro_rules! scripts {
             )+
         }
 
+        /// The same scripts run at a node that owns nothing.
+        mod ring {
+            use super::*;
+            $(
+                #[test]
+                fn $name() {
+                    play_all(&cases(stringify!($name)), Wire::Ring);
+                }
+            )+
+        }
+
         /// The same scripts run behind a password.
         mod password {
             use super::*;
@@ -106,8 +117,13 @@ fn every_script_is_played() {
 fn every_listed_difference_is_shown_by_a_script() {
     let mut shown: BTreeSet<String> =
         SCRIPTS.iter().flat_map(|name| cases(name)).filter_map(|case| case.differs).collect();
-    // There are no scripts for datagrams or passwords.
-    let tests = [include_str!("auth.rs"), include_str!("udp.rs")];
+    // There are no scripts for datagrams, passwords or rings.
+    let tests = [
+        include_str!("auth.rs"),
+        include_str!("udp.rs"),
+        include_str!("ring.rs"),
+        include_str!("ring_faults.rs"),
+    ];
     let marks =
         tests.iter().flat_map(|text| text.lines()).filter_map(|line| line.trim().strip_prefix("// differs "));
     shown.extend(marks.map(str::to_owned));

@@ -1,0 +1,270 @@
+//! A ring of nodes of which one fails, stops, is replaced, or has another map: reads miss, changes
+//! are refused with the reason, no value is older than acknowledged, and everything goes on afterwards.
+
+use cached_tests::conn::Conn;
+use cached_tests::daemon::wait_for;
+use cached_tests::program::{Flavour, Program};
+use cached_tests::ring::{Fleet, MapFile, PATIENT, keys_in};
+use cached_tests::server::{Address, own_address};
+use cached_tests::upgrade::{Upgradable, load, memory_directory};
+
+/// The map of two nodes that own a half each.
+const HALVES: [(&str, &str); 2] = [("0-8191", "a"), ("8192-16383", "b")];
+
+fn is_cached() -> bool {
+    Program::under_test().flavour == Flavour::Cached
+}
+
+fn connect(server: &Upgradable) -> Conn {
+    Conn::open(&Address::Tcp(([127, 0, 0, 1], server.port).into())).expect("a connection")
+}
+
+/// Sends a request, and returns the first line of the reply.
+fn first_line(conn: &mut Conn, request: &str) -> String {
+    conn.send(request.as_bytes());
+    String::from_utf8_lossy(&conn.read_line()).into_owned()
+}
+
+fn set_line(conn: &mut Conn, key: &str, value: &str) -> String {
+    first_line(conn, &format!("set {key} 0 0 {}\r\n{value}\r\n", value.len()))
+}
+
+/// Returns the value of a key.
+fn value_of(conn: &mut Conn, key: &str) -> Option<String> {
+    let head = first_line(conn, &format!("get {key}\r\n"));
+    if head == "END" {
+        return None;
+    }
+    assert!(head.starts_with(&format!("VALUE {key} ")), "{head}");
+    let value = String::from_utf8_lossy(&conn.read_line()).into_owned();
+    assert_eq!(conn.read_line(), b"END");
+    Some(value)
+}
+
+/// Repeats a change until it is acknowledged. Until then, it must be refused for one of the two
+/// reasons.
+fn set_until_stored(conn: &mut Conn, key: &str, value: &str) {
+    wait_for("an acknowledged change", || {
+        let line = set_line(conn, key, value);
+        assert!(
+            line == "STORED" || is_away(&line) || is_lost(&line) || line.contains("has another map"),
+            "{line}"
+        );
+        (line == "STORED").then_some(())
+    });
+}
+
+// differs ring-owner-away
+fn is_away(line: &str) -> bool {
+    line == "SERVER_ERROR node b is away"
+}
+
+fn is_lost(line: &str) -> bool {
+    line == "SERVER_ERROR the connection to node b was lost; the request may have been executed"
+}
+
+/// An owner is killed and comes back; then it stands still, and comes back.
+#[test]
+fn an_owner_is_killed_or_stands_still() {
+    if !is_cached() {
+        return;
+    }
+    let mut fleet = Fleet::start(&["a", "b"], &HALVES, "peer_timeout_ms = 500");
+    let own = &keys_in(0..=8191, "own", 1)[0];
+    let peers = &keys_in(8192..=16383, "peers", 1)[0];
+    let mut conn = fleet.connect(0);
+    set_until_stored(&mut conn, peers, "one");
+    assert_eq!(set_line(&mut conn, own, "own"), "STORED");
+    // Killed.
+    fleet.nodes[1].signal(libc::SIGKILL);
+    assert_eq!(fleet.nodes[1].wait_exit(), 128 + libc::SIGKILL);
+    assert_eq!(value_of(&mut conn, peers), None);
+    let line = set_line(&mut conn, peers, "two");
+    assert!(is_away(&line) || is_lost(&line), "{line}");
+    // differs ring-flush-reaches-every-node
+    let line = first_line(&mut conn, "flush_all\r\n");
+    assert_eq!(line, "SERVER_ERROR flush_all has not reached node b");
+    assert_eq!(set_line(&mut conn, own, "own"), "STORED");
+    let both = format!("get {peers} {own}\r\n");
+    conn.ask(both.as_bytes(), format!("VALUE {own} 0 3\r\nown\r\nEND\r\n").as_bytes());
+    fleet.nodes[1].start_again();
+    set_until_stored(&mut conn, peers, "three");
+    assert_eq!(value_of(&mut conn, peers).as_deref(), Some("three"));
+    // It stands still: the first requests wait for `peer_timeout_ms`, the later ones do not.
+    fleet.nodes[1].signal(libc::SIGSTOP);
+    let mut other = fleet.connect(0);
+    other.send(format!("get {peers}\r\nset {peers} 0 0 5\r\nstale\r\n").as_bytes());
+    assert_eq!(other.read_line(), b"END");
+    let line = String::from_utf8_lossy(&other.read_line()).into_owned();
+    assert!(is_lost(&line) || is_away(&line), "{line}");
+    assert_eq!(value_of(&mut conn, peers), None);
+    assert_eq!(value_of(&mut conn, own).as_deref(), Some("own"));
+    fleet.nodes[1].signal(libc::SIGCONT);
+    set_until_stored(&mut conn, peers, "four");
+    // What was sent before the owner stood still must not be executed after this.
+    for _ in 0..50 {
+        assert_eq!(value_of(&mut conn, peers).as_deref(), Some("four"));
+        assert_eq!(value_of(&mut fleet.connect(1), peers).as_deref(), Some("four"));
+    }
+}
+
+/// A new process takes over from the owner, and another one from the entry, under load: no reply is
+/// missing, none is an error, no acknowledged value is lost.
+#[test]
+fn upgrades_of_owner_and_entry_under_load() {
+    if !is_cached() {
+        return;
+    }
+    let memory = memory_directory();
+    let map = MapFile::new(&["entry", "owner"], &[("0-16383", "owner")]);
+    let args = format!("-m 32 -t 2 -e {}", memory.path().join("memory").display());
+    let owner = Upgradable::start(&args, &map.configuration("owner", PATIENT));
+    let entry = Upgradable::start("-m 32 -t 2", &map.configuration("entry", PATIENT));
+    let mut servers = [entry, owner];
+    let report = load::run_on(&mut servers, 4, 5, 1, false);
+    println!("{report}");
+    assert!(report.lines.is_empty() && report.upgrades == 4, "{report}");
+    assert!(report.changes > 200 * 4 && report.keys == 5 * 120, "{report}");
+    servers.into_iter().for_each(Upgradable::end);
+}
+
+/// A slot changes its owner and comes back: the value from before must not.
+#[test]
+fn a_slot_that_comes_back_is_empty() {
+    if !is_cached() {
+        return;
+    }
+    let fleet = Fleet::start(&["a", "b"], &HALVES, PATIENT);
+    let reload = |version: u64, runs: &[(&str, &str)]| {
+        fleet.map.write(version, runs);
+        fleet.nodes.iter().for_each(|node| node.signal(libc::SIGHUP));
+    };
+    let keys = keys_in(0..=4095, "moving", 20);
+    let stays = &keys_in(4096..=8191, "stays", 1)[0];
+    let mut conn = fleet.connect(0);
+    set_until_stored(&mut conn, stays, "stays");
+    keys.iter().for_each(|key| set_until_stored(&mut conn, key, "first"));
+    // `b` owns them now, without the values.
+    reload(2, &[("0-4095", "b"), ("4096-8191", "a"), ("8192-16383", "b")]);
+    fleet.wait_for_map(2, || ());
+    let mut at_b = fleet.connect(1);
+    for key in &keys {
+        assert_eq!(value_of(&mut conn, key), None, "{key}");
+        assert_eq!(set_line(&mut conn, key, "second"), "STORED", "{key}");
+        assert_eq!(value_of(&mut at_b, key).as_deref(), Some("second"), "{key}");
+    }
+    // `a` owns them again, and had a value of each.
+    reload(3, &HALVES);
+    let mut turn = keys.iter().cycle();
+    fleet.wait_for_map(3, || {
+        let key = turn.next().expect("a key");
+        assert_ne!(value_of(&mut conn, key).as_deref(), Some("first"), "{key}");
+        assert_ne!(value_of(&mut at_b, key).as_deref(), Some("first"), "{key}");
+    });
+    for key in &keys {
+        assert_eq!(value_of(&mut at_b, key), None, "{key}");
+        assert_eq!(set_line(&mut conn, key, "third"), "STORED", "{key}");
+        assert_eq!(value_of(&mut at_b, key).as_deref(), Some("third"), "{key}");
+    }
+    assert_eq!(value_of(&mut at_b, stays).as_deref(), Some("stays"));
+}
+
+/// Nodes that do not belong together say why, on both sides.
+#[test]
+fn nodes_that_do_not_belong_together_say_why() {
+    if !is_cached() {
+        return;
+    }
+    let map = MapFile::new(&["a", "b", "c"], &HALVES);
+    let right = map.secret("secret_file", "0123456789abcdef0123456789abcdef");
+    let a = Upgradable::start("-t 1 -m 16", &map.configuration("a", &right));
+    let logged = |server: &Upgradable, words: &[&str]| {
+        wait_for(&words.join(" … "), || {
+            let log = server.log();
+            log.lines().any(|line| words.iter().all(|word| line.contains(word))).then_some(())
+        });
+    };
+    let starts = |node: &str, more: &str| Upgradable::start("-t 1 -m 16", &map.configuration(node, more));
+    // The wrong secret, and none.
+    let wrong = map.secret("wrong", "fedcba9876543210fedcba9876543210").replacen("wrong", "secret_file", 1);
+    let b = starts("b", &wrong);
+    logged(&b, &["node a", "secret"]);
+    logged(&a, &["node b", "secret"]);
+    drop(b);
+    let b = starts("b", "");
+    logged(&b, &["node a", "secret"]);
+    drop(b);
+    // The right one beside a new one, as in a rotation.
+    let previous = right.replacen("secret_file", "secret_file_previous", 1);
+    let b = starts("b", &format!("{wrong}\n{previous}"));
+    let mut conn = connect(&b);
+    wait_for("the rotation", || {
+        (set_line(&mut conn, &keys_in(0..=8191, "key", 1)[0], "x") == "STORED").then_some(())
+    });
+    // A second process of the same name, at another address; a map with another node at the address
+    // of `a`; and another ring.
+    let text = std::fs::read_to_string(map.path("ring.toml")).expect("the map");
+    let address = |node: &str| map.address(node).to_string();
+    let elsewhere = own_address().to_string();
+    let starts_with = |text: String, node: &str, more: &str| {
+        let file = map.path("another.toml");
+        std::fs::write(&file, text).expect("a map");
+        let usual = map.path("ring.toml").display().to_string();
+        let configuration = map.configuration(node, &format!("{right}\n{more}"));
+        Upgradable::start("-t 1 -m 16", &configuration.replace(&usual, &file.display().to_string()))
+    };
+    let twin = starts_with(text.replace(&address("b"), &elsewhere), "b", "");
+    logged(&twin, &["node a", "a second process is called \"b\""]);
+    logged(&a, &["a second process is called \"b\""]);
+    drop(twin);
+    let moved = text.replace(&address("a"), &elsewhere).replace(&address("b"), &address("a"));
+    let c = starts_with(moved, "c", "");
+    logged(&c, &["node b", "this is node \"a\", not \"b\""]);
+    logged(&a, &["this is node \"a\", not \"b\""]);
+    drop(c);
+    let c = starts_with(text.replace("ring/main/", "ring/other/"), "c", "name = \"other\"");
+    logged(&c, &["node a", "the ring \"main\", not of \"other\""]);
+    logged(&a, &["the ring \"main\", not of \"other\""]);
+}
+
+/// A memory file stays with its node and its slots: it is kept by a restart, and emptied if the map
+/// gives the node other slots.
+#[test]
+fn a_memory_file_is_kept_with_the_same_slots_only() {
+    if !is_cached() {
+        return;
+    }
+    let memory = memory_directory();
+    let map = MapFile::new(&["a", "b"], &HALVES);
+    let args = format!("-m 16 -t 2 -e {}", memory.path().join("memory").display());
+    let (own, foreign) = (&keys_in(0..=8191, "own", 1)[0], &keys_in(8192..=16383, "foreign", 1)[0]);
+    // Alone, it owns everything.
+    let mut server = Upgradable::start(&args, "");
+    let again = |server: &mut Upgradable, configuration: &str| {
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.wait_exit(), 0, "{}", server.log());
+        server.configure(configuration);
+        server.start_again();
+        connect(server)
+    };
+    let mut conn = connect(&server);
+    for key in [own, foreign] {
+        assert_eq!(set_line(&mut conn, key, "alone"), "STORED");
+    }
+    // It enters a ring, and keeps what it owns there.
+    let mut conn = again(&mut server, &map.configuration("a", ""));
+    assert_eq!(value_of(&mut conn, own).as_deref(), Some("alone"));
+    assert_eq!(value_of(&mut conn, foreign), None, "the owner is away");
+    let mut conn = again(&mut server, &map.configuration("a", ""));
+    assert_eq!(value_of(&mut conn, own).as_deref(), Some("alone"));
+    // With other slots, it may have missed changes.
+    map.write(2, &[("0-8191", "a"), ("8192-8192", "a"), ("8193-16383", "b")]);
+    let mut conn = again(&mut server, &map.configuration("a", ""));
+    assert_eq!(value_of(&mut conn, own), None);
+    assert_eq!(set_line(&mut conn, own, "later"), "STORED");
+    // It leaves the ring.
+    let mut conn = again(&mut server, "");
+    assert_eq!(value_of(&mut conn, own).as_deref(), Some("later"));
+    assert_eq!(value_of(&mut conn, foreign), None, "it was another node's");
+    server.end();
+}
