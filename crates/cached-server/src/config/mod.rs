@@ -248,7 +248,8 @@ impl Config {
             .map(|address| Listening::udp("memcached.udp_listen", host(address).as_deref(), address.port));
         let unix = settings.unix_path.iter().map(|path| Listening::unix("memcached.unix_path", path));
         let mut all: Vec<Listening> = tcp.chain(udp).chain(unix).collect();
-        all.extend(ring.into_iter().flat_map(ring::listening));
+        let table = self.file.ring.as_ref();
+        all.extend(table.zip(ring).into_iter().flat_map(|(table, ring)| table.listening(ring)));
         let File { synapse, nbd, admin, .. } = &self.file;
         all.extend(synapse.iter().flat_map(SynapseTable::listening));
         all.extend(nbd.iter().flat_map(NbdTable::listening));

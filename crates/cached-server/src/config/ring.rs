@@ -4,7 +4,9 @@
 use cached_config::{
     ConfigError, Listening, exposure, invalid, require, secret, secret_warning, with_defaults, within,
 };
-use cached_memcached::settings::{ListenAddress, ListenTls, RingSecrets, RingSettings, Settings};
+use cached_memcached::settings::{
+    ClientCertificates, ListenAddress, ListenTls, RingSecrets, RingSettings, Settings,
+};
 use cached_process::Exit;
 use cached_registry::{Error, documents};
 use cached_ring::{Map, check_name, host_and_port};
@@ -85,32 +87,45 @@ impl RingTable {
         within("ring.peer_lanes_max", self.peer_lanes_max, 1..=1024).map(drop)
     }
 
-    /// Reads the files.
+    /// Reads the files for the node `node`. `settings` are those of memcached's listeners.
     ///
     /// # Errors
     /// Returns the problem with a file: a mistake in the map, a map without this node, a secret that
-    /// is too short.
-    pub(crate) fn read(&self) -> Result<RingFiles, ConfigError> {
-        let map = self.read_map()?;
+    /// is too short or missing.
+    fn read(&self, node: &str, settings: &Settings) -> Result<RingFiles, ConfigError> {
+        let map = self.read_map(node)?;
         let current = secret("ring.secret_file", &self.secret_file)?;
         let previous = secret("ring.secret_file_previous", &self.secret_file_previous)?;
         if current.is_none() && previous.is_some() {
             return invalid("ring.secret_file_previous", "is set without secret_file; set both");
         }
         let files = RingFiles { map, current, previous };
-        let exposed = self.listen_texts(&files.map).iter().find_map(|address| exposure(address));
-        match exposed.filter(|_| files.current.is_none()) {
+        match self.why_secret(node, &files.map, settings).filter(|_| files.current.is_none()) {
             None => Ok(files),
-            Some(exposed) => invalid(
+            Some(why) => invalid(
                 "ring.secret_file",
                 format!(
-                    "is missing; {exposed}, so the nodes must share a secret, for example the output of: openssl rand -hex 32"
+                    "is missing; {why}, so the nodes must share a secret, for example the output of: openssl rand \
+                     -hex 32"
                 ),
             ),
         }
     }
 
-    fn read_map(&self) -> Result<Map, ConfigError> {
+    /// Returns why the nodes must share a secret, if they must: nodes read and change everything.
+    fn why_secret(&self, node: &str, map: &Map, settings: &Settings) -> Option<String> {
+        // A node also sends requests and values to the addresses of all others.
+        let nodes = map.nodes().iter().map(|node| node.ring.clone());
+        let exposed = self.listen_texts(node, map).into_iter().chain(nodes).find_map(|text| exposure(&text));
+        let certificates = |address: &ListenAddress| settings.client_certificates(address.tls);
+        let has_certificates =
+            settings.listen.iter().any(|one| certificates(one) == Some(ClientCertificates::Require));
+        exposed
+            .or_else(|| settings.auth.is_required().then(|| "clients need a password".into()))
+            .or_else(|| has_certificates.then(|| "clients need a certificate".into()))
+    }
+
+    fn read_map(&self, node: &str) -> Result<Map, ConfigError> {
         let documents = documents(&self.map_file).map_err(|error| {
             let is_mistake = !matches!(error, Error::Unavailable(_));
             let exit = if is_mistake { Exit::Configuration } else { Exit::Trouble };
@@ -122,7 +137,7 @@ impl RingTable {
         })?;
         let documents = documents.iter().map(|(key, value)| (key.as_str(), &value[..]));
         let read = cached_ring::from_documents(&self.name, documents);
-        let map = read.and_then(|map| map.check_node(&self.node()).map(|()| map));
+        let map = read.and_then(|map| map.check_node(node).map(|()| map));
         map.map_err(|error| {
             ConfigError::new("ring.map_file", format!("{}: {error}", self.map_file.display()))
         })
@@ -144,11 +159,12 @@ impl RingTable {
                 self.peer_lanes_max, settings.threads
             )
         })?;
-        let files = self.read()?;
+        let node = self.node();
+        let files = self.read(&node, settings)?;
         let listen: Result<Vec<ListenAddress>, ConfigError> =
-            self.listen_texts(&files.map).iter().map(|text| listen_address(text)).collect();
+            self.listen_texts(&node, &files.map).iter().map(|text| listen_address(text)).collect();
         Ok(RingSettings {
-            node: self.node(),
+            node,
             listen: listen?,
             map: Arc::new(files.map),
             secrets: RingSecrets::new(files.current, files.previous),
@@ -158,18 +174,22 @@ impl RingTable {
         })
     }
 
-    /// Reads the files for a running node whose map is `in_force`.
+    /// Reads the files for the running node `node`, whose map is `in_force`.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and the reason why the map cannot replace the one
     /// in force.
-    pub(crate) fn read_again(&self, in_force: &Map) -> Result<RingFiles, ConfigError> {
+    pub(crate) fn read_again(
+        &self,
+        node: &str,
+        in_force: &Map,
+        settings: &Settings,
+    ) -> Result<RingFiles, ConfigError> {
         let wrong =
             |why: String| ConfigError::new("ring.map_file", format!("{}: {why}", self.map_file.display()));
-        let files = self.read()?;
-        let node = self.node();
-        files.map.check_successor(in_force, &node).map_err(|error| wrong(error.to_string()))?;
-        let (now, after) = (self.listen_texts(in_force), self.listen_texts(&files.map));
+        let files = self.read(node, settings)?;
+        files.map.check_successor(in_force, node).map_err(|error| wrong(error.to_string()))?;
+        let (now, after) = (self.listen_texts(node, in_force), self.listen_texts(node, &files.map));
         match now == after {
             true => Ok(files),
             false => Err(wrong(format!(
@@ -182,9 +202,16 @@ impl RingTable {
     }
 
     /// Returns the addresses to listen on.
-    fn listen_texts(&self, map: &Map) -> Vec<String> {
-        let own = map.find(&self.node()).map(|node| map.node(node).ring.clone());
+    fn listen_texts(&self, node: &str, map: &Map) -> Vec<String> {
+        let own = map.find(node).map(|node| map.node(node).ring.clone());
         if self.listen.is_empty() { own.into_iter().collect() } else { self.listen.clone() }
+    }
+
+    /// Returns the addresses for a check of all listeners.
+    pub(crate) fn listening(&self, ring: &RingSettings) -> Vec<Listening> {
+        let key = if self.listen.is_empty() { "ring.map_file" } else { "ring.listen" };
+        let of = |address: &ListenAddress| Listening::tcp(key, address.host.as_deref(), address.port);
+        ring.listen.iter().map(of).collect()
     }
 
     /// Returns the number of descriptors that listeners and connections between nodes may need.
@@ -197,12 +224,6 @@ impl RingTable {
     pub(crate) fn secret_warnings(&self) -> impl Iterator<Item = String> + '_ {
         [&self.secret_file, &self.secret_file_previous].into_iter().filter_map(|path| secret_warning(path))
     }
-}
-
-/// Returns the addresses for a check of all listeners.
-pub(crate) fn listening(ring: &RingSettings) -> impl Iterator<Item = Listening> + '_ {
-    let of = |address: &ListenAddress| Listening::tcp("ring.listen", address.host.as_deref(), address.port);
-    ring.listen.iter().map(of)
 }
 
 /// Returns warnings about the ring.
@@ -250,7 +271,7 @@ mod tests {
     const MAP: &str = "\
         \"ring/main/meta\" = { format = 1, version = 7 }\n\
         \"ring/main/nodes/a\" = { ring = \"127.0.0.1:21311\", address = \"127.0.0.1:21211\" }\n\
-        \"ring/main/nodes/b\" = { ring = \"10.0.0.2:21311\", address = \"10.0.0.2:21211\" }\n";
+        \"ring/main/nodes/b\" = { ring = \"127.0.0.2:21311\", address = \"10.0.0.2:21211\" }\n";
 
     /// Files in a directory of their own, and the lines of a table `[ring]` that names them.
     struct Files(tempfile::TempDir);
@@ -349,8 +370,8 @@ mod tests {
                  the rings main",
             ),
             (
-                "node = \"b\"".into(),
-                ".secret_file: is missing; 10.0.0.2:21311 can be reached from other machines, so the nodes must share a \
+                "node = \"a\"\nlisten = [\"*:21311\"]".into(),
+                ".secret_file: is missing; *:21311 can be reached from other machines, so the nodes must share a \
                  secret, for example the output of: openssl rand -hex 32",
             ),
             (
@@ -390,6 +411,20 @@ mod tests {
             no_map,
             format!("{table}.map_file: is missing; it must name a file with the map of the ring")
         );
+        files.write("users", "app:secret\n");
+        let password = format!("node = \"a\"\n[memcached]\n{}", files.key("auth_file", "users"));
+        let needs = "so the nodes must share a secret, for example the output of: openssl rand -hex 32";
+        let why = format!("{table}.secret_file: is missing; clients need a password, {needs}");
+        assert_eq!(files.mistake(&password), why);
+        // The map's own address is named by the key of the map.
+        let clash = files.mistake("node = \"a\"\n[memcached]\nlisten = [\"127.0.0.1:21311\"]");
+        assert!(
+            clash.starts_with(&format!("{table}.map_file: 127.0.0.1:21311 is also an address of")),
+            "{clash}"
+        );
+        files.write("map", &MAP.replace("127.0.0.2", "10.0.0.2"));
+        let far = "10.0.0.2:21311 can be reached from other machines";
+        assert_eq!(files.mistake("node = \"a\""), format!("{table}.secret_file: is missing; {far}, {needs}"));
         files.write("map", "\"ring/main/meta\" = ");
         let broken = files.mistake("node = \"a\"");
         assert!(broken.starts_with("cached.toml: ring.map_file: DIR/map: "), "{broken}");
@@ -405,10 +440,11 @@ mod tests {
         let files = Files::new();
         let text = format!("node = \"a\"\n{}", files.key("map_file", "map"));
         let table: RingTable = toml::from_str(&text).expect("a table");
-        let in_force = table.read().expect("the map").map;
+        let settings = Settings::default();
+        let in_force = table.read("a", &settings).expect("the map").map;
         let again = |map: &str| {
             files.write("map", map);
-            let read = table.read_again(&in_force);
+            let read = table.read_again("a", &in_force, &settings);
             read.map(|files| files.map.version())
                 .map_err(|error| error.why.replace(&*files.0.path().to_string_lossy(), "DIR"))
         };

@@ -43,7 +43,9 @@ pub struct Cached {
     arguments: Vec<OsString>,
     path: Option<PathBuf>,
     in_force: Mutex<File>,
-    /// The map of the ring, if the server belongs to one.
+    /// The name of this node of a ring, if the server belongs to one.
+    node: String,
+    /// The map of the ring.
     map: Mutex<Option<Arc<Map>>>,
     /// The descriptors for connections of the object cache's listener and between nodes.
     descriptors_at_start: usize,
@@ -74,8 +76,9 @@ impl Cached {
         let in_force = Mutex::new(File::from(config));
         let map = config.settings.ring.as_ref().map(|ring| Arc::clone(&ring.map));
         let descriptors_at_start = descriptors(&config.file, map.as_deref(), config.settings.threads);
-        let map = Mutex::new(map);
-        Cached { arguments, path: config.path.clone(), in_force, map, descriptors_at_start, parts }
+        let (map, node) = (Mutex::new(map), config.settings.ring.as_ref().map(|ring| ring.node.clone()));
+        let (path, node) = (config.path.clone(), node.unwrap_or_default());
+        Cached { arguments, path, in_force, node, map, descriptors_at_start, parts }
     }
 
     /// Returns the name of the configuration file, for errors.
@@ -144,7 +147,10 @@ impl Program for Cached {
         let sidecar_secrets = self.parts.sidecar_secrets.read_again()?;
         let http_keys = HttpTable::keys_again(self.parts.http_keys.as_ref())?;
         let ring = after.ring.as_ref().zip(map.as_deref());
-        let ring = ring.map(|(table, map)| table.read_again(map)).transpose().map_err(line)?;
+        let ring = ring
+            .map(|(table, map)| table.read_again(&self.node, map, &settings))
+            .transpose()
+            .map_err(line)?;
         let mut files = server.refresh_files(|| match &self.parts.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
