@@ -184,7 +184,7 @@ mod tests {
             .filter(|exit| !exit.may_pass())
             .map(|exit| exit.status().to_string())
             .collect();
-        for unit in ["deploy/cached.service", "deploy/synapsed.service"] {
+        for unit in ["deploy/cached.service", "deploy/cached@.service", "deploy/synapsed.service"] {
             let text = repository(unit);
             for line in [
                 format!("RestartPreventExitStatus={}", never.join(" ")),

@@ -417,9 +417,10 @@ mod tests {
         let why = format!("{table}.secret_file: is missing; clients need a password, {needs}");
         assert_eq!(files.mistake(&password), why);
         // The map's own address is named by the key of the map.
-        let clash = files.mistake("node = \"a\"\n[memcached]\nlisten = [\"127.0.0.1:21311\"]");
+        files.write("map", &MAP.replace("127.0.0.1:21311", "127.0.0.1:11211"));
+        let clash = files.mistake("node = \"a\"");
         assert!(
-            clash.starts_with(&format!("{table}.map_file: 127.0.0.1:21311 is also an address of")),
+            clash.starts_with(&format!("{table}.map_file: 127.0.0.1:11211 is also an address of")),
             "{clash}"
         );
         files.write("map", &MAP.replace("127.0.0.2", "10.0.0.2"));
