@@ -656,8 +656,13 @@ fn take_failed(requests: &mut [Request], seen: &mut Seen, lane: usize, failed: F
 
 /// Checks the own bytes with which a request fails: of one with parts, the head.
 fn is_own(request: &Request, own: &[u8]) {
-    let is_whole = request.flags != Flags::PARTS;
-    assert!(if is_whole { own == request.own } else { own.len() >= 4 && request.own.starts_with(own) });
+    if request.flags != Flags::PARTS {
+        assert!(own == request.own);
+        return;
+    }
+    let (last, before) = own.split_last().expect("a head");
+    assert!(request.own.starts_with(own) && !before.contains(&b'\n'), "to the end of its line");
+    assert!(*last == b'\n' || !request.own[..4].contains(&b'\n'));
 }
 
 #[test]

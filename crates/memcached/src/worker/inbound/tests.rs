@@ -483,7 +483,7 @@ fn requests_that_come_too_late_for_bye_are_executed_once_on_the_next_lane() {
         let mut entry = Entry::new(&mut owner);
         entry.ask(0, "n", "set n 0 0 1\r\n0\r\n");
         entry.pump(&mut owner);
-        (1..=12).for_each(|place| drop(entry.ask(place, "n", "incr n 1\r\n")));
+        (1..=12).for_each(|place| _ = entry.ask(place, "n", "incr n 1\r\n"));
         let bytes = entry.outbound.unsent().0[..sent].to_vec();
         entry.socket.write_all(&bytes).unwrap();
         entry.outbound.sent(sent);
