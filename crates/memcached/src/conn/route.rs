@@ -307,7 +307,7 @@ impl Connection {
         match binary::decode(rest) {
             Decoded::Request { request, consumed } => {
                 let own = &rest[..consumed];
-                let execute = |executor: &mut Executor<'_>| exec::binary(executor, &request);
+                let execute = |executor: &mut Executor<'_>| exec::binary_other(executor, &request);
                 match exec::binary_target(&request) {
                     Target::Key(key) => {
                         let slot = slot_of(key);
@@ -337,8 +337,8 @@ impl Connection {
                 self.route_body(routed, way, executor, head, slot_of(header.key), begin)
             }
             Decoded::Refused(refused)
-                if !refused.close
-                    && !(is_sasl(refused.reply.head.opcode)
+                if !(refused.close
+                    || is_sasl(refused.reply.head.opcode)
                         && executor.shared.settings.auth.sasl.is_some()) =>
             {
                 routed.own(executor, |executor| refused.reply.encode(&mut executor.out.bytes));
@@ -609,7 +609,7 @@ impl Connection {
                 routed.own(executor, |executor| match is_binary {
                     true => {
                         if let Decoded::Request { request, .. } = binary::decode(&bytes) {
-                            exec::binary(executor, &request);
+                            exec::binary_other(executor, &request);
                         }
                     }
                     false => {

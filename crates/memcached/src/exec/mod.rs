@@ -167,7 +167,15 @@ fn is_costly(request: &Request<'_>) -> bool {
     matches!(request, Request::Stats(_) | Request::Admin(_) | Request::FlushPrefix(_))
 }
 
-/// Executes one binary request.
+/// Executes one binary request, for callers other than the loop of a connection.
+#[inline(never)]
+pub(crate) fn binary_other(executor: &mut Executor<'_>, request: &binary::Request<'_>) -> Next {
+    binary(executor, request)
+}
+
+/// Executes one binary request. It is part of the loop of a connection, as its most frequent commands
+/// are: a call would cost a hundredth of a get.
+#[inline(always)]
 pub(crate) fn binary(executor: &mut Executor<'_>, request: &binary::Request<'_>) -> Next {
     let head = &request.head;
     // The heartbeat starts each step as a plain retrieval.
@@ -202,6 +210,7 @@ pub(crate) fn binary(executor: &mut Executor<'_>, request: &binary::Request<'_>)
 }
 
 /// Executes a binary GET or GETK.
+#[inline(always)]
 fn binary_get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bool) {
     let (kv, counters) = (executor.kv(), executor.counters);
     executor.count_gets(&[key]);

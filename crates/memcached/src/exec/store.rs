@@ -355,6 +355,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
 }
 
 /// Executes a binary SET or a similar command with a complete value.
+#[inline(always)]
 pub(super) fn binary(executor: &mut Executor<'_>, command: &binary::Store<'_>) {
     let header = &command.header;
     if !executor.fits(header.key, header.value_len, header.flags) {

@@ -701,7 +701,7 @@ impl Worker {
             }
             (Decode::Binary(request), _) => {
                 let begun = self.begin_reply();
-                exec::binary(&mut self.executor_for(lane), request);
+                exec::binary_other(&mut self.executor_for(lane), request);
                 self.end_reply(lane, id, begun, None);
                 Ok(())
             }

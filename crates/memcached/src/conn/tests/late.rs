@@ -168,7 +168,7 @@ impl Owner {
             match proto::decode(bytes) {
                 Decoded::Request { request, consumed } => {
                     assert_eq!(consumed, bytes.len());
-                    exec::binary(&mut executor, &request);
+                    exec::binary_other(&mut executor, &request);
                 }
                 Decoded::Body { header, body_len, .. } if flags.has(Flags::HEAD) => {
                     if !matches!(exec::begin_binary(&mut executor, &header), Begun::Refused) {
