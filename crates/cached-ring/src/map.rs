@@ -301,11 +301,12 @@ impl Map {
     }
 
     /// Returns the mark for a memory file whose items are all of slots that this node owns. Two
-    /// marks are equal if the name of the ring, that of the node and its slots are equal. No mark is
-    /// 0 or 1.
+    /// marks are equal if the name of the ring, the version, the name of the node and its slots are
+    /// equal: under another version, the slots may have been another node's. No mark is 0 or 1.
     #[must_use]
     pub fn mark(&self, node: NodeIndex) -> u64 {
         let mut digest = Digest::new(&self.ring);
+        digest.add(&self.version.to_le_bytes());
         digest.add_text(&self.node(node).name);
         for run in self.runs().filter(|run| run.owner == node) {
             digest.add(&run.first.number().to_le_bytes());
@@ -460,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_depends_on_everything_and_a_mark_on_own_slots_only() {
+    fn a_digest_depends_on_everything_and_a_mark_on_version_and_own_slots() {
         let one = map(7, &["a", "b"]);
         assert_eq!(one.digest(), map(7, &["a", "b"]).digest());
         let (a, b) = (NodeIndex(0), NodeIndex(1));
@@ -476,7 +477,8 @@ mod tests {
         for other in [&map(8, &["a", "b"]), &other_owner, &other_address, &map(7, &["a", "c"])] {
             assert_ne!(one.digest(), other.digest());
         }
-        assert_eq!(one.mark(a), map(9, &["a", "z"]).mark(a));
+        assert_eq!(one.mark(a), map(7, &["a", "z"]).mark(a));
+        assert_ne!(one.mark(a), map(8, &["a", "b"]).mark(a));
         assert_eq!(one.mark(b), other_address.mark(b));
         assert!(one.mark(a) != other_owner.mark(a) && one.mark(a) != one.mark(b) && one.mark(a) > 1);
     }

@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Pass(mpsc::Sender<()>),
     /// Look for lanes on which nothing comes.
     Tick,
+    /// Ask the other nodes of the ring for a report.
+    Ping,
 }
 
 /// A connection to another node of the ring, on which both have said hello.

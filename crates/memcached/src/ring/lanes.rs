@@ -315,6 +315,11 @@ impl Lanes {
         self.lanes.len()
     }
 
+    /// Asks all peers for a report.
+    pub(crate) fn ping_all(&mut self) {
+        self.lanes.iter_mut().filter(|lane| lane.state == LaneState::Open).for_each(ping);
+    }
+
     /// Returns the peer of a lane.
     pub(crate) fn peer(&self, lane: usize) -> &Arc<Peer> {
         &self.lanes[lane].peer

@@ -189,17 +189,32 @@ impl Ring {
     /// [`end_purge`](Self::end_purge). Returns whether that is necessary.
     pub(crate) fn apply(&self, map: &Arc<Map>) -> bool {
         let mut maps = self.maps.lock();
-        let has_changed = self.words.apply(map, self.own_index(map));
+        let is_next = map.version() == maps.in_force.version() + 1;
+        let has_changed = self.words.apply(map, self.own_index(map), is_next);
         if has_changed {
             self.is_purging.store(true, Ordering::Relaxed);
         }
-        self.version.store(map.version(), Ordering::Relaxed);
-        self.digest.store(map.digest(), Ordering::Relaxed);
         maps.in_force = map.clone();
         maps.next.take_if(|next| next.version() <= map.version());
         drop(maps);
         self.changed.notify_one();
         has_changed
+    }
+
+    /// Says to other nodes that a map is in force, once no request is executed any more that began
+    /// under the map before.
+    pub(crate) fn announce(&self, map: &Map) {
+        self.version.store(map.version(), Ordering::Release);
+        self.digest.store(map.digest(), Ordering::Release);
+    }
+
+    /// Returns whether a node to which there is a lane has an earlier map in force: it may execute
+    /// requests for slots that this node has been given.
+    pub(crate) fn has_peer_behind(&self) -> bool {
+        let maps = self.maps.lock();
+        let version = maps.in_force.version();
+        let mut peers = maps.in_force.nodes().iter().filter_map(|node| maps.peers.get(&node.name));
+        peers.any(|peer| peer.is_behind(version))
     }
 
     /// Returns whether items are to be removed whose slots are not this node's own.

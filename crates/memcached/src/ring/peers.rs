@@ -114,6 +114,13 @@ impl Peer {
         (told.round_trip, told.report) = (Some(round_trip), Some(report));
     }
 
+    /// Returns whether there is a lane to the peer, and it has not said that it has a map of this
+    /// version, or of a later one.
+    pub(super) fn is_behind(&self, version: u64) -> bool {
+        let is_open = (0..self.workers.len()).any(|worker| self.is_open(worker));
+        is_open && self.told.lock().map.is_none_or(|map| map.version < version)
+    }
+
     fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {
         self.workers.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
     }

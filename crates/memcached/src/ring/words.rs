@@ -49,13 +49,15 @@ impl Words {
     }
 
     /// Puts a map in force. Slots of other nodes are `Away` when this returns. Slots that become this
-    /// node's are `Purging`. Returns whether any slot has changed its state.
-    pub(super) fn apply(&self, map: &Map, own: Option<NodeIndex>) -> bool {
+    /// node's are `Purging`, as are all of its slots unless the map `is_next` after the one before: a
+    /// map that this node has missed may have given them to another node. Returns whether any slot has
+    /// changed its state.
+    pub(super) fn apply(&self, map: &Map, own: Option<NodeIndex>, is_next: bool) -> bool {
         let mut has_changed = false;
         for (slot, word) in Slot::all().zip(&self.0) {
             let is_away = word.load(Ordering::Relaxed) == SlotState::Away as u8;
             let is_own = Some(map.owner(slot)) == own;
-            if is_away == is_own {
+            if is_away == is_own || is_own && !is_next {
                 let state = if is_own { SlotState::Purging } else { SlotState::Away };
                 word.store(state as u8, Ordering::Release);
                 has_changed = true;

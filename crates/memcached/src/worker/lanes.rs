@@ -264,6 +264,10 @@ impl Worker {
                     lanes.set_map(map, &ring.own, |name| ring.peer_or_new(name));
                 }
             }
+            Command::Ping => {
+                self.with_lanes(|_, lanes, _| lanes.ping_all());
+                self.list_lanes();
+            }
             // No request is being executed. Fails if the receiver has ended.
             Command::Pass(done) => drop(done.send(())),
             _ => {}

@@ -5,10 +5,13 @@
 //!  next map ─► every worker routes by it ─► lost slots: Away, gained ones: Purging
 //!                                             └─► every worker has completed its request
 //!                                                   └─► items of slots that are not Own: removed
-//!                                                         └─► gained slots: Own
+//!                                                         └─► every other node has the map
+//!                                                               └─► gained slots: Own
 //! ```
 //! A slot that is gained may have been this node's earlier, and another node's in the meantime, so
-//! none of its items may be read again. A slot that is lost keeps its memory only until its items are
+//! none of its items may be read again. And its owner until now executes requests for it until it has
+//! the map, so a slot has no owner for a moment rather than two. A node that cannot be reached is not
+//! waited for. A slot that is lost keeps its memory only until its items are
 //! removed as well.
 
 use crate::connections::Command;
@@ -30,6 +33,9 @@ const SLICE_BUCKETS: usize = 1024;
 
 /// The interval at which a wait for the workers looks whether the thread must end.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// The interval at which other nodes are asked for their maps.
+const ASK: Duration = Duration::from_millis(50);
 
 /// Decides which items of an earlier process may be used, before clients are served: those that were
 /// stored while their slots were this node's.
@@ -149,26 +155,34 @@ impl<'a> MapThread<'a> {
         }
         let (own, before) = (self.ring.own_index(map), self.ring.map());
         let (lost, gained) = (map.lost(&before, &self.ring.own), map.gained(&before, &self.ring.own));
-        let has_changed = !(lost.is_empty() && gained.is_empty());
+        let is_next = map.version() == before.version() + 1;
+        let has_changed = !(lost.is_empty() && gained.is_empty() && is_next);
         let kv = &self.shared.kv;
         // In this order, so that a process that follows does not find items of slots that have been
         // another node's in the meantime.
         let step = self.change(|| {
             if has_changed {
                 kv.set_mark(MIXED);
+            } else if !self.ring.is_purging() {
+                kv.set_mark(own.map_or(MIXED, |own| map.mark(own)));
             }
             self.ring.apply(map);
         });
-        if step == Step::Done {
-            tracing::info!(
-                version = map.version(),
-                slots = own.map_or(0, |own| map.slots_of(own).len()),
-                lost = lost.len(),
-                gained = gained.len(),
-                "a map of the ring is in force"
+        if step == Step::Ended || self.pass(ends) == Step::Ended {
+            return Step::Ended;
+        }
+        self.ring.announce(map);
+        let (version, slots) = (map.version(), own.map_or(0, |own| map.slots_of(own).len()));
+        let (lost, gained) = (lost.len(), gained.len());
+        tracing::info!(version, slots, lost, gained, "a map of the ring is in force");
+        if !is_next {
+            let before = before.version();
+            tracing::warn!(
+                "the map of the ring has version {version}, and the one before had {before}: a map in between may \
+                 have given the slots of this node to another, so all items are removed"
             );
         }
-        step
+        Step::Done
     }
 
     /// Removes the items whose slots are not this node's own, and then takes the slots that this node
@@ -190,6 +204,17 @@ impl<'a> MapThread<'a> {
             }
             self.tick();
             std::thread::yield_now();
+        }
+        while self.ring.has_peer_behind() {
+            if ends() {
+                return Step::Ended;
+            }
+            if self.ring.next_map().is_some() {
+                return Step::Done;
+            }
+            self.tell(|| Command::Ping);
+            self.tick();
+            std::thread::park_timeout(ASK);
         }
         let mark = self.ring.mark();
         self.change(|| {

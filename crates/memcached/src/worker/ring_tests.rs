@@ -567,7 +567,7 @@ fn a_slot_that_is_gained_again_is_cold() {
     let shared = node.worker.shared.clone();
     adopt_items(&shared);
     let own = shared.kv.mark();
-    assert_eq!(own, map(9, 1).mark(NodeIndex(1)));
+    assert_eq!(own, map(1, 1).mark(NodeIndex(1)));
     for number in 0..500 {
         shared.kv.set(format!("key {number}").as_bytes(), b"old").unwrap();
     }
@@ -577,10 +577,63 @@ fn a_slot_that_is_gained_again_is_cold() {
     // What a defect may have left is not found either.
     shared.kv.set(b"key 7", b"old").unwrap();
     put_in_force(&mut node, &map(3, 1));
-    assert_eq!((shared.kv.get(b"key 7"), shared.kv.mark()), (None, own));
+    assert_eq!((shared.kv.get(b"key 7"), shared.kv.mark()), (None, map(3, 1).mark(NodeIndex(1))));
     assert!(shared.ring.as_ref().unwrap().owns(slot_of(b"key 7")));
     let error = shared.ring.as_ref().unwrap().set_map((*map(3, 0)).clone()).unwrap_err();
     assert!(error.contains("version: is 3"), "{error}");
+}
+
+/// A map that was missed may have given the node's slots to another one.
+#[test]
+fn items_stay_under_the_next_map_and_not_under_a_later_one() {
+    let mut node = Node::new("b", map(1, 1));
+    let shared = node.worker.shared.clone();
+    adopt_items(&shared);
+    shared.kv.set(b"key", b"value").unwrap();
+    put_in_force(&mut node, &map(2, 1));
+    assert_eq!((shared.kv.get(b"key").is_some(), shared.kv.mark()), (true, map(2, 1).mark(NodeIndex(1))));
+    put_in_force(&mut node, &map(4, 1));
+    assert_eq!((shared.kv.get(b"key"), shared.kv.mark()), (None, map(4, 1).mark(NodeIndex(1))));
+    assert!(shared.ring.as_ref().unwrap().owns(slot_of(b"key")));
+}
+
+/// The node that has had a slot executes requests for it until it has the map, too.
+#[test]
+fn a_slot_has_no_two_owners() {
+    let mut bench = Bench::new();
+    bench.expect(b"set k 0 0 1\r\n1\r\n", b"STORED\r\n");
+    let shared = [&bench.entry, &bench.owner].map(|node| node.worker.shared.clone());
+    let [entry, owner] = [0, 1].map(|at| shared[at].ring.as_ref().unwrap());
+    let (map, is_done) = (map(2, 0), [AtomicBool::new(false), AtomicBool::new(false)]);
+    let follow = |at: usize| {
+        let ring = shared[at].ring.as_ref().unwrap();
+        let mut thread = MapThread::new(&shared[at], ring);
+        while ring.next_map().is_some() || ring.is_purging() {
+            assert_eq!(thread.step(&|| false), Step::Done);
+        }
+        is_done[at].store(true, Ordering::Release);
+    };
+    let slot = slot_of(b"k");
+    thread::scope(|scope| {
+        entry.set_map((*map).clone()).unwrap();
+        scope.spawn(|| follow(0));
+        while entry.map_in_force().version < 2 {
+            bench.turn();
+        }
+        for _ in 0..100 {
+            bench.turn();
+            assert!(owner.owns(slot) && !entry.owns(slot));
+        }
+        owner.set_map((*map).clone()).unwrap();
+        scope.spawn(|| follow(1));
+        while !is_done.iter().all(|is_done| is_done.load(Ordering::Acquire)) {
+            bench.turn();
+            assert!(!(owner.owns(slot) && entry.owns(slot)));
+        }
+    });
+    assert!(entry.owns(slot) && !owner.owns(slot));
+    bench.expect(b"get k\r\nset k 0 0 1\r\n2\r\n", b"END\r\nSTORED\r\n");
+    assert!(bench.entry.has(b"k"));
 }
 
 /// A value is stored only if its slot is still this node's when the last part comes.

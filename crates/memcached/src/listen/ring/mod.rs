@@ -109,7 +109,7 @@ impl<'a> Handshake<'a> {
 
 /// Returns what this node says of itself in a handshake.
 fn greeting(ring: &Ring) -> Greeting {
-    let map = ring.map();
+    let (map, in_force) = (ring.map(), ring.map_in_force());
     let mut nonce = [0; 32];
     // Without random bytes, a recorded handshake could be repeated, so no lane is opened.
     getrandom::fill(&mut nonce).expect("random bytes from the operating system");
@@ -117,8 +117,8 @@ fn greeting(ring: &Ring) -> Greeting {
         features: 0,
         nonce,
         incarnation: ring.incarnation,
-        map_version: map.version(),
-        map_digest: map.digest(),
+        map_version: in_force.version,
+        map_digest: in_force.digest,
         unix_time_ms: unix_time_ms(),
         ring: map.ring().to_owned(),
         node: ring.own.clone(),
