@@ -97,6 +97,8 @@ struct Lane {
     state: LaneState,
     /// Whether the peer is in the map.
     is_wanted: bool,
+    /// Whether the peer has another address than the lane's connection.
+    is_moved: bool,
     outbound: Outbound,
     /// The slots of connections that wait for room.
     waiting: BTreeSet<u32>,
@@ -115,7 +117,8 @@ pub(crate) enum Pulse {
     Alive,
     /// Nothing was received for too long, or no connection has come: the lane is lost.
     Silent,
-    /// The peer is no longer in the map, and all requests are answered: the lane ends.
+    /// The peer is no longer in the map, and all requests are answered, or it has another address: the
+    /// lane ends.
     Unwanted,
 }
 
@@ -285,6 +288,7 @@ impl Lanes {
                     peer: peer(&node.name),
                     state: LaneState::Connecting,
                     is_wanted: true,
+                    is_moved: false,
                     outbound: Outbound::new(),
                     waiting: BTreeSet::new(),
                     silent_ticks: 0,
@@ -305,6 +309,8 @@ impl Lanes {
                 }
             });
             self.lanes[at].is_wanted = true;
+            let before = self.map.find(&node.name).map(|index| &self.map.node(index).ring);
+            self.lanes[at].is_moved |= before.is_some_and(|before| *before != node.ring);
             self.of_node.push(Some(at as u16));
         }
         self.map = map;
@@ -359,6 +365,7 @@ impl Lanes {
             add(&lane.peer.counts(worker).resent, lane.outbound.in_flight() as u64);
         }
         lane.state = LaneState::Open;
+        lane.is_moved = false;
         lane.peer.set_open(worker, true);
         (lane.silent_ticks, lane.ticks, lane.pinged) = (0, 0, None);
         // The first PING tells the time of the round trip, and brings the first report.
@@ -476,6 +483,7 @@ impl Lanes {
                 *ticks -= 1;
                 Pulse::Alive
             }
+            LaneState::Open if lane.is_moved => Pulse::Unwanted,
             LaneState::Open if !lane.is_wanted && lane.outbound.in_flight() == 0 => Pulse::Unwanted,
             LaneState::Open => {
                 lane.silent_ticks += 1;

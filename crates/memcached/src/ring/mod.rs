@@ -208,13 +208,17 @@ impl Ring {
         self.digest.store(map.digest(), Ordering::Release);
     }
 
-    /// Returns whether a node to which there is a lane has an earlier map in force: it may execute
-    /// requests for slots that this node has been given.
-    pub(crate) fn has_peer_behind(&self) -> bool {
+    /// Returns whether this node has been given slots for which another node may still execute
+    /// requests, because it has an earlier map in force.
+    pub(crate) fn must_wait(&self) -> bool {
+        if self.words.count(SlotState::Purging) == 0 {
+            return false;
+        }
         let maps = self.maps.lock();
-        let version = maps.in_force.version();
-        let mut peers = maps.in_force.nodes().iter().filter_map(|node| maps.peers.get(&node.name));
-        peers.any(|peer| peer.is_behind(version))
+        let map = MapInForce { version: maps.in_force.version(), digest: maps.in_force.digest() };
+        let others = maps.in_force.nodes().iter().filter(|node| node.name != self.own);
+        let mut peers = others.filter_map(|node| maps.peers.get(&node.name));
+        peers.any(|peer| peer.is_behind(map))
     }
 
     /// Returns whether items are to be removed whose slots are not this node's own.
@@ -225,6 +229,13 @@ impl Ring {
     /// Records that items are to be removed whose slots are not this node's own.
     pub(crate) fn begin_purge(&self) {
         self.is_purging.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the node's slots back before clients are served, until [`end_purge`](Self::end_purge).
+    pub(crate) fn hold_slots(&self) {
+        let map = self.map();
+        self.words.apply(&map, self.own_index(&map), false);
+        self.begin_purge();
     }
 
     /// Begins to execute requests for the slots that this node has been given. No item may be left

@@ -12,6 +12,7 @@ pub(crate) struct Peer {
     /// The counts of each worker, which alone changes them.
     workers: Box<[PeerCounts]>,
     is_tried: AtomicBool,
+    is_unreachable: AtomicBool,
     told: Lock<Told>,
 }
 
@@ -74,6 +75,7 @@ impl Peer {
             name: name.to_owned(),
             workers: (0..workers).map(|_| PeerCounts::default()).collect(),
             is_tried: AtomicBool::new(false),
+            is_unreachable: AtomicBool::new(false),
             told: Lock::ranked(Told::default(), &PEERS),
         }
     }
@@ -103,6 +105,7 @@ impl Peer {
     /// Records what the peer has said at the start of a lane: its map, and by how many milliseconds
     /// its clock is ahead.
     pub(crate) fn set_hello(&self, map: MapInForce, clock_ms: i64) {
+        self.is_unreachable.store(false, Ordering::Release);
         let mut told = self.told.lock();
         (told.map, told.clock_ms) = (Some(map), Some(clock_ms));
     }
@@ -114,11 +117,17 @@ impl Peer {
         (told.round_trip, told.report) = (Some(round_trip), Some(report));
     }
 
-    /// Returns whether there is a lane to the peer, and it has not said that it has a map of this
-    /// version, or of a later one.
-    pub(super) fn is_behind(&self, version: u64) -> bool {
+    /// Records that no lane can be opened, because nothing answers at the peer's address.
+    pub(crate) fn set_unreachable(&self) {
+        self.is_unreachable.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the peer may have another map in force than `map`, and not a later one. A peer
+    /// to which there is no lane for a moment may run nevertheless.
+    pub(super) fn is_behind(&self, map: MapInForce) -> bool {
         let is_open = (0..self.workers.len()).any(|worker| self.is_open(worker));
-        is_open && self.told.lock().map.is_none_or(|map| map.version < version)
+        let is_gone = !is_open && self.is_unreachable.load(Ordering::Acquire);
+        !is_gone && self.told.lock().map.is_none_or(|told| told.version <= map.version && told != map)
     }
 
     fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {

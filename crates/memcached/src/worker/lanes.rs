@@ -349,6 +349,9 @@ impl Worker {
         self.with_lanes(|_, lanes, each| {
             let Some(at) = lanes.find(node) else { return };
             lanes.peer(at).set_tried();
+            if !is_there {
+                lanes.peer(at).set_unreachable();
+            }
             if lanes.is_connecting(at) {
                 lanes.give_up(at, each);
             } else if !is_there && lanes.is_resuming(at) {

@@ -10,8 +10,8 @@
 //! ```
 //! A slot that is gained may have been this node's earlier, and another node's in the meantime, so
 //! none of its items may be read again. And its owner until now executes requests for it until it has
-//! the map, so a slot has no owner for a moment rather than two. A node that cannot be reached is not
-//! waited for. A slot that is lost keeps its memory only until its items are
+//! the map, so a slot has no owner for a moment rather than two. A node at whose address nothing answers is
+//! not waited for. A slot that is lost keeps its memory only until its items are
 //! removed as well.
 
 use crate::connections::Command;
@@ -48,9 +48,11 @@ pub(crate) fn adopt_items(shared: &Shared) {
             tracing::warn!("the memory file has items of other nodes of a ring: all items are removed");
             kv.flush_all();
         }
-        if mark != NO_RING {
+        if mark == MIXED {
             kv.set_mark(NO_RING);
         }
+        // The mark of a ring stays: if the node returns to it, and slots have been another node's in
+        // the meantime, the map has another version.
         return;
     };
     let own = ring.mark();
@@ -70,6 +72,11 @@ pub(crate) fn adopt_items(shared: &Shared) {
             "the memory file is of another ring, another node, or other slots of this node: all items are removed"
         );
         kv.flush_all();
+    }
+    if mark != NO_RING {
+        // An earlier process had another map: its owners may not have this one yet.
+        kv.set_mark(MIXED);
+        return ring.hold_slots();
     }
     kv.set_mark(own);
 }
@@ -205,7 +212,7 @@ impl<'a> MapThread<'a> {
             self.tick();
             std::thread::yield_now();
         }
-        while self.ring.has_peer_behind() {
+        while self.ring.must_wait() {
             if ends() {
                 return Step::Ended;
             }

@@ -599,6 +599,8 @@ impl Worker {
         let end = Instant::now() + self.shared.live.drain_timeout.get();
         while !self.aborted && self.shared.defect.get().is_none() {
             self.pump_lanes();
+            // No lane is opened any more.
+            self.give_up_lanes(false);
             let more = self.drain_all(end);
             self.flush_lanes();
             let left = end.saturating_duration_since(Instant::now());

@@ -108,6 +108,11 @@ impl Node {
         has_ended
     }
 
+    fn cannot_reach(&mut self, peer: &str) {
+        let why = NoLane { node: peer.into(), is_there: false, why: "refused".into() };
+        self.worker.run_lane_command(Command::NoLane(why));
+    }
+
     fn peer(&self) -> crate::ring::PeerReport {
         self.worker.shared.ring.as_ref().unwrap().report().peers.remove(0)
     }
@@ -457,8 +462,7 @@ fn requests_wait_for_the_process_that_follows() {
     leaving(&mut bench.owner, &mut bench.entry);
     bench.client.write_all(b"incr k 1\r\nget k\r\n").unwrap();
     (0..4).for_each(|_| bench.entry.turn());
-    let why = crate::connections::NoLane { node: "b".into(), is_there: false, why: "refused".into() };
-    bench.entry.worker.run_lane_command(Command::NoLane(why));
+    bench.entry.cannot_reach("b");
     (0..4).for_each(|_| bench.entry.turn());
     reply.clear();
     read_all(&mut bench.client, &mut reply);
@@ -541,6 +545,30 @@ fn replies_that_wait_are_completed_when_their_owner_ends() {
     assert_eq!(owner.worker.shared.ring.as_ref().unwrap().suspended_pins.load(Ordering::Relaxed), 0);
 }
 
+/// A node that ends opens no lane any more, so what waits for one is answered.
+#[test]
+fn a_node_that_ends_waits_for_no_other_that_ends() {
+    let mut bench = Bench::new();
+    bench.expect(b"set k 0 0 1\r\n1\r\n", b"STORED\r\n");
+    let is_done = AtomicBool::new(false);
+    let Bench { entry, owner, client } = &mut bench;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Acquire) {
+                entry.turn();
+            }
+        });
+        owner.worker.leave_inbound(Instant::now() + Duration::from_secs(20));
+        is_done.store(true, Ordering::Release);
+    });
+    client.write_all(b"incr k 1\r\nget k\r\n").unwrap();
+    (0..4).for_each(|_| entry.turn());
+    let mut reply = Vec::new();
+    entry.worker.drain(&mut Vec::with_capacity(8));
+    assert!(!read_all(client, &mut reply), "the end of the stream");
+    assert_eq!(reply, b"SERVER_ERROR node b is away\r\nEND\r\n");
+}
+
 /// Puts a map in force at a node.
 fn put_in_force(node: &mut Node, map: &Map) {
     let shared = node.worker.shared.clone();
@@ -564,6 +592,7 @@ fn put_in_force(node: &mut Node, map: &Map) {
 #[test]
 fn a_slot_that_is_gained_again_is_cold() {
     let mut node = Node::new("b", map(1, 1));
+    node.cannot_reach("a");
     let shared = node.worker.shared.clone();
     adopt_items(&shared);
     let own = shared.kv.mark();
@@ -587,6 +616,7 @@ fn a_slot_that_is_gained_again_is_cold() {
 #[test]
 fn items_stay_under_the_next_map_and_not_under_a_later_one() {
     let mut node = Node::new("b", map(1, 1));
+    node.cannot_reach("a");
     let shared = node.worker.shared.clone();
     adopt_items(&shared);
     shared.kv.set(b"key", b"value").unwrap();
@@ -645,6 +675,7 @@ fn a_slot_that_is_lost_while_a_value_arrives_does_not_get_it() {
     assert!(raw.send(&part(&[b'v'; 8000], Flags::PARTS)));
     (0..3).for_each(|_| raw.owner.turn());
     assert!(raw.owner.worker.shared.kv.reserved_bytes() > 0);
+    raw.owner.cannot_reach("a");
     put_in_force(&mut raw.owner, &map(2, 0));
     assert!(raw.send(&part(&[&[b'v'; 995][..], b"\r\n"].concat(), Flags::NONE)));
     assert!(raw.send(&request(2, b"k", Flags::NONE, b"get k\r\n")));
@@ -668,8 +699,8 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
     };
     assert_eq!(with_ring(own), (true, own, false));
     assert_eq!(with_ring(0), (true, 1, true));
-    assert_eq!(with_ring(1), (false, own, false));
-    assert_eq!(with_ring(own ^ 1), (false, own, false));
+    assert_eq!(with_ring(1), (false, 1, true));
+    assert_eq!(with_ring(own ^ 1), (false, 1, true));
     let without = |mark: u64| {
         let shared = shared(Settings { ring: None, ..settings("b", map(1, 1)) });
         shared.kv.set(b"key", b"value").unwrap();
@@ -677,5 +708,5 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
         adopt_items(&shared);
         (shared.kv.get(b"key").is_some(), shared.kv.mark())
     };
-    assert_eq!([without(0), without(own), without(1)], [(true, 0), (true, 0), (false, 0)]);
+    assert_eq!([without(0), without(own), without(1)], [(true, 0), (true, own), (false, 0)]);
 }
