@@ -2,6 +2,7 @@
 
 use super::Worker;
 use super::maps::{MapThread, Step, adopt_items};
+use crate::connections::NoLane;
 use crate::connections::{
     AcceptedConnection, Command, CommandQueue, ConnInfo, Endpoints, OpenLane, ServeLane,
 };
