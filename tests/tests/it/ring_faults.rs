@@ -261,7 +261,7 @@ fn a_memory_file_is_kept_with_the_same_slots_only() {
     map.write(2, &[("0-8191", "a"), ("8192-8192", "a"), ("8193-16383", "b")]);
     let mut conn = again(&mut server, &map.configuration("a", ""));
     assert_eq!(value_of(&mut conn, own), None);
-    assert_eq!(set_line(&mut conn, own, "later"), "STORED");
+    set_until_stored(&mut conn, own, "later");
     // It leaves the ring.
     let mut conn = again(&mut server, "");
     assert_eq!(value_of(&mut conn, own).as_deref(), Some("later"));

@@ -10,15 +10,16 @@
 //! ```
 //! A slot that is gained may have been this node's earlier, and another node's in the meantime, so
 //! none of its items may be read again. And its owner until now executes requests for it until it has
-//! the map, so a slot has no owner for a moment rather than two. A node at whose address nothing answers is
-//! not waited for. A slot that is lost keeps its memory only until its items are
-//! removed as well.
+//! the map, so a slot has no owner for a moment rather than two. A node at whose address nothing
+//! answers is not waited for. A slot that is lost keeps its memory only until its items are removed as
+//! well.
 
 use crate::connections::Command;
 use crate::ring::{Ring, TICK};
 use crate::shared::Shared;
 use cached_core::kv::{DeleteOptions, ScanCursor};
-use cached_ring::slot_of;
+use cached_ring::{Map, slot_of};
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -155,7 +156,7 @@ impl<'a> MapThread<'a> {
     }
 
     /// Puts a map in force.
-    fn apply(&mut self, map: &std::sync::Arc<cached_ring::Map>, ends: &dyn Fn() -> bool) -> Step {
+    fn apply(&mut self, map: &Arc<Map>, ends: &dyn Fn() -> bool) -> Step {
         self.tell(|| Command::Map(map.clone()));
         if self.pass(ends) == Step::Ended {
             return Step::Ended;
