@@ -24,6 +24,7 @@
 //! | `gate` | the phase before the others where clients must authenticate |
 //! | `route` | in a ring: requests are executed here, or passed to the owner of their key |
 //! | `places` | in a ring: the replies that are awaited, in the order of the requests |
+//! | `values` | in a ring: values that have not arrived completely |
 //! | `merge` | in a ring: replies that several nodes give together |
 
 mod drive;
@@ -34,6 +35,7 @@ mod requests;
 mod route;
 #[cfg(test)]
 mod tests;
+mod values;
 
 pub(crate) use drive::DriveResult;
 

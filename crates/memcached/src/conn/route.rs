@@ -10,23 +10,20 @@
 
 use super::drive::Budget;
 use super::merge::{Every, LINE_BYTES_MAX, Merge};
-use super::places::{NoRoom, Routed, Sending, Way};
-use super::requests::BUFFERED_BODY_BYTES_MAX;
+use super::places::{NoRoom, Routed, Way};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor, Next, Target};
-use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
+use crate::ring::{LaneId, Lanes, Outcome, Route};
 use crate::shared::Shared;
-use crate::stream::{Body, OutOfMemory};
 use cached_proto::binary::sasl::is_sasl;
-use cached_proto::limits::LINE_LEN_MAX;
 use cached_proto::meta::KeyBuffer;
-use cached_proto::text::{Get, Request, TERMINATOR_LEN};
+use cached_proto::text::{Get, Request};
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
-use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
+use cached_ring::{Flags, Waiter, slot_of};
 use std::os::fd::BorrowedFd;
 
 /// What became of the request at the front of the input.
-enum Step {
+pub(super) enum Step {
     /// It was executed or passed on; it has this many bytes.
     Done(usize),
     /// It continues in the connection's phase, after this many bytes.
@@ -179,28 +176,8 @@ impl Connection {
         executor: &mut Executor<'_>,
         rest: &[u8],
     ) -> Step {
-        match &mut self.phase {
-            Phase::Body(body) => {
-                let (used, mut result) = body.feed(rest);
-                let is_complete = body.missing() == 0;
-                // Memory for the next bytes is asked for before they are read.
-                if rest.is_empty() && body.value_missing() > 0 && body.spare().is_none() {
-                    result = Err(OutOfMemory);
-                }
-                match (result, routed.body_is_own) {
-                    (Err(OutOfMemory), false) => {
-                        return self.refuse_foreign_body(routed, way, executor, used);
-                    }
-                    (Err(OutOfMemory), true) => routed.own(executor, |executor| self.refuse_body(executor)),
-                    (Ok(()), _) if !is_complete => return Step::Stop(used, StopReason::Input),
-                    (Ok(()), false) => self.pass_body(routed),
-                    (Ok(()), true) if way.lanes.route(routed.body_slot) != Route::Own => {
-                        self.drop_body(routed, way, executor);
-                    }
-                    (Ok(()), true) => routed.own(executor, |executor| self.finish_body(executor)),
-                }
-                Step::Phase(used)
-            }
+        match &self.phase {
+            Phase::Body(_) => self.receive_body(routed, way, executor, rest),
             Phase::Swallow(_) if rest.is_empty() => Step::Stop(0, StopReason::Input),
             _ => match self.resume(executor, rest) {
                 Ok(used) => Step::Phase(used),
@@ -478,148 +455,5 @@ impl Connection {
             Next::Continue | Next::Suspend(_) | Next::Defer => {}
         }
         if matches!(self.phase, Phase::Gate(_)) { Step::Leave(consumed) } else { Step::Done(consumed) }
-    }
-}
-
-// Values that have not arrived completely.
-
-impl Connection {
-    /// Begins to receive a value, of which `body_len` bytes with its terminator follow the head.
-    fn route_body(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        (protocol, head, body_len): (Protocol, &[u8], usize),
-        slot: Slot,
-        begin: impl FnOnce(&mut Executor<'_>) -> exec::Begun,
-    ) -> Step {
-        if body_len <= BUFFERED_BODY_BYTES_MAX {
-            self.within_value = true;
-            return Step::Stop(0, StopReason::Input);
-        }
-        if routed.reading > 0 {
-            return Step::Blocked;
-        }
-        match way.lanes.route(slot) {
-            Route::Own => {
-                (routed.body_slot, routed.body_is_own) = (slot, true);
-                let begun = routed.own(executor, begin);
-                self.phase = Phase::of_body(begun, protocol, head, body_len);
-            }
-            // A lane keeps no longer head of a request in parts, from which a failure is answered.
-            Route::Peer(_)
-                if !way.is_datagram
-                    && head.len() <= LINE_LEN_MAX
-                    && exec::may_be_collected(executor, protocol, head) =>
-            {
-                (routed.body_slot, routed.body_is_own) = (slot, false);
-                let terminator_bytes = if protocol == Protocol::Text { TERMINATOR_LEN } else { 0 };
-                let value_bytes = body_len - terminator_bytes;
-                self.phase = Phase::Body(Box::new(Body::collected(protocol, head, value_bytes)));
-            }
-            // The owner refuses the value as this node would.
-            Route::Peer(node) => {
-                if self.forward_head(routed, way, executor, (node, slot), protocol, head).is_err() {
-                    return Step::Blocked;
-                }
-                self.swallow(body_len);
-            }
-        }
-        Step::Done(head.len())
-    }
-
-    /// Passes the head of a request on whose value does not come.
-    fn forward_head(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        to: (NodeIndex, Slot),
-        protocol: Protocol,
-        head: &[u8],
-    ) -> Result<(), NoRoom> {
-        let flags = match protocol {
-            Protocol::Text => Flags::HEAD,
-            Protocol::Binary => Flags::HEAD.with(Flags::BINARY),
-        };
-        routed.forward(executor, way, to, flags, head, false)
-    }
-
-    /// Refuses a value for another node for which there is no memory.
-    #[cold]
-    fn refuse_foreign_body(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        used: usize,
-    ) -> Step {
-        let Phase::Body(body) = &self.phase else { return Step::Phase(used) };
-        let Route::Peer(node) = way.lanes.route(routed.body_slot) else {
-            routed.own(executor, |executor| self.refuse_body(executor));
-            return Step::Phase(used);
-        };
-        let (protocol, head, missing) = (body.protocol, body.head.clone(), body.missing());
-        let to = (node, routed.body_slot);
-        if self.forward_head(routed, way, executor, to, protocol, &head).is_err() {
-            routed.is_blocked = true;
-            return Step::Stop(used, StopReason::Input);
-        }
-        self.phase = Phase::Swallow(missing);
-        Step::Phase(used)
-    }
-
-    /// Prepares to pass a complete value to the owner of its key.
-    fn pass_body(&mut self, routed: &mut Routed) {
-        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
-        let is_binary = body.protocol == Protocol::Binary;
-        let slot = routed.body_slot;
-        routed.sending = Some(Sending { slot, is_binary, bytes: body.into_request(), sent: None });
-    }
-
-    /// Drops a complete value whose key has become another node's while the value arrived.
-    #[cold]
-    fn drop_body(&mut self, routed: &mut Routed, way: &Way<'_>, executor: &mut Executor<'_>) {
-        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
-        let map = way.lanes.map();
-        let own = executor.shared.settings.ring.as_ref().map_or("", |ring| ring.node.as_str());
-        let why = Why::NotMine(map.version());
-        routed.own(executor, |executor| {
-            exec::away(&mut executor.out.bytes, body.protocol == Protocol::Binary, &body.head, own, why);
-        });
-    }
-
-    /// Passes on what is left of a request with a large value. Returns whether nothing is left.
-    fn send_rest_of(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        slot: Slot,
-    ) -> bool {
-        let is_begun = routed.sending.as_ref().is_some_and(|sending| sending.sent.is_some());
-        match way.lanes.route(slot) {
-            Route::Peer(node) => routed.send(executor, way, node),
-            // The lane knows the node to which the first part was passed.
-            Route::Own if is_begun => routed.send(executor, way, NodeIndex(0)),
-            // This node has become the owner while the value arrived.
-            Route::Own => {
-                let Some(Sending { is_binary, bytes, .. }) = routed.sending.take() else { return true };
-                routed.own(executor, |executor| match is_binary {
-                    true => {
-                        if let Decoded::Request { request, .. } = binary::decode(&bytes) {
-                            exec::binary_other(executor, &request);
-                        }
-                    }
-                    false => {
-                        if let Decoded::Request { request, .. } = text::decode(&bytes, 0, &Limits::DEFAULT) {
-                            exec::text(executor, &request);
-                        }
-                    }
-                });
-                true
-            }
-        }
     }
 }
