@@ -48,6 +48,7 @@ mod readme;
 mod reload;
 mod ring;
 mod ring_faults;
+mod ring_reports;
 mod s3;
 mod s3_auth;
 mod s3_beside;
