@@ -194,8 +194,8 @@ impl Lanes {
     }
 
     /// Queues a request, or its first part ([`Flags::PARTS`]), of at most [`MESSAGE_BYTES_MAX`] bytes
-    /// in all pieces together. `slot` is `None` for a request to every node. The answer comes to
-    /// [`Connection::answer`](crate::conn::Connection::answer).
+    /// in all pieces together. `slot` is `None` for a request to every node. The connection
+    /// is given the answer (`Connection::answer`).
     ///
     /// # Errors
     /// Returns [`Refused`]; then nothing is queued.
