@@ -63,6 +63,18 @@ fn is_lost(line: &str) -> bool {
     line == "SERVER_ERROR the connection to node b was lost; the request may have been executed"
 }
 
+/// Waits until all threads of a process have stopped: until then, they serve.
+fn wait_until_stopped(pid: i32) {
+    let is_stopped = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    };
+    wait_for("all threads to stop", || {
+        let mut tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        tasks.all(|task| task.is_ok_and(is_stopped)).then_some(())
+    });
+}
+
 /// An owner is killed and comes back; then it stands still, and comes back.
 #[test]
 fn an_owner_is_killed_or_stands_still() {
@@ -92,6 +104,7 @@ fn an_owner_is_killed_or_stands_still() {
     assert_eq!(value_of(&mut conn, peers).as_deref(), Some("three"));
     // It stands still: the first requests wait for `peer_timeout_ms`, the later ones do not.
     fleet.nodes[1].signal(libc::SIGSTOP);
+    wait_until_stopped(fleet.nodes[1].pid);
     let mut other = fleet.connect(0);
     other.send(format!("get {peers}\r\nset {peers} 0 0 5\r\nstale\r\n").as_bytes());
     assert_eq!(other.read_line(), b"END");
