@@ -10,6 +10,7 @@ use cached_ring::NODES_MAX;
 use cached_ring::hello::{DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +23,10 @@ use tokio::time::timeout;
 /// The maximum number of handshakes at a time; further peers wait to be accepted.
 const HANDSHAKES_MAX: usize = 256;
 
+/// The maximum number of handshakes with peers of one network at a time: further connections are
+/// closed, so that a host that says nothing does not keep nodes of other hosts out.
+const NETWORK_HANDSHAKES_MAX: usize = 64;
+
 /// The pause in accepting when no descriptors are left.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -33,6 +38,41 @@ pub(crate) struct Accepted {
     /// The number of the next lane.
     next: Cell<u64>,
     handshakes: Arc<Semaphore>,
+    /// The number of handshakes with peers of each network.
+    networks: RefCell<HashMap<Option<IpAddr>, usize>>,
+}
+
+/// A handshake that is counted until this is dropped.
+struct Counted {
+    accepted: Rc<Accepted>,
+    network: Option<IpAddr>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Counted {
+    /// Counts a handshake, unless its network has as many as allowed.
+    fn new(accepted: &Rc<Accepted>, peer: SocketAddr, permit: OwnedSemaphorePermit) -> Option<Counted> {
+        let network = connection::Peer::Tcp(peer).network();
+        let mut networks = accepted.networks.borrow_mut();
+        let count = networks.entry(network).or_default();
+        if *count >= NETWORK_HANDSHAKES_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Counted { accepted: accepted.clone(), network, _permit: permit })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut networks = self.accepted.networks.borrow_mut();
+        if let Some(count) = networks.get_mut(&self.network) {
+            *count -= 1;
+            if *count == 0 {
+                networks.remove(&self.network);
+            }
+        }
+    }
 }
 
 /// Another node as the one that opens lanes.
@@ -49,6 +89,7 @@ impl Default for Accepted {
             nodes: RefCell::default(),
             next: Cell::new(0),
             handshakes: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
+            networks: RefCell::default(),
         }
     }
 }
@@ -73,8 +114,10 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, accepted: Rc
         // The semaphore is never closed.
         let Ok(permit) = accepted.handshakes.clone().acquire_owned().await else { return };
         match listener.accept().await {
-            Ok((stream, _)) => {
-                tasks.spawn_local(serve(shared.clone(), accepted.clone(), stream, permit));
+            Ok((stream, address)) => {
+                if let Some(counted) = Counted::new(&accepted, address, permit) {
+                    tasks.spawn_local(serve(shared.clone(), accepted.clone(), stream, counted));
+                }
             }
             // The peer has already gone, or no descriptors are left.
             Err(error) => {
@@ -85,20 +128,15 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, accepted: Rc
     }
 }
 
-/// Accepts a lane, returns the permit for the handshake, and waits until the lane has ended.
-async fn serve(
-    shared: Arc<Shared>,
-    accepted: Rc<Accepted>,
-    mut stream: TcpStream,
-    permit: OwnedSemaphorePermit,
-) {
+/// Accepts a lane, and waits until the lane has ended.
+async fn serve(shared: Arc<Shared>, accepted: Rc<Accepted>, mut stream: TcpStream, counted: Counted) {
     let (Some(ring), Some(settings)) = (&shared.ring, &shared.settings.ring) else { return };
     let address = stream.peer_addr().map(|address| address.ip().to_string()).unwrap_or_default();
     let mut name = None;
     let admitted = accepted.admit(&shared, ring, settings, &mut stream, &mut name);
     let admitted = timeout(settings.peer_timeout, admitted).await.unwrap_or(Err(Failure::Late));
     // The worker has a descriptor of its own.
-    drop((stream, permit));
+    drop((stream, counted));
     let node = name.map_or_else(|| "a node".to_owned(), |name| format!("node {name}"));
     match admitted {
         Ok(Admitted { peer, number, worker, has_ended }) => {

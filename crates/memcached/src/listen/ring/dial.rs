@@ -10,13 +10,15 @@ use cached_ring::hello::{
 };
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use synapse::Secret;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -28,15 +30,19 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// when it expires, so no reply is wrong for it.
 const CLOCKS_APART_MAX_MS: u64 = 2_000;
 
+/// The maximum number of threads that resolve the names of hosts. A thread whose lane no longer waits
+/// for it counts until it has ended.
+const LOOKUPS_MAX: usize = 4;
+
 /// The state that the lanes' tasks share.
-#[derive(Default)]
 struct Lanes {
     /// The nodes and workers for which there are tasks.
     tasks: RefCell<HashSet<(String, usize)>>,
     /// For each node, the line that was logged last, so that many lanes and attempts log one line.
     lines: RefCell<HashMap<String, String>>,
-    /// The mistakes in the settings of peers that were logged.
+    /// The differences in the settings of peers that were logged.
     differences: RefCell<HashSet<String>>,
+    lookups: Arc<Semaphore>,
 }
 
 /// Keeps a lane open from each worker to each other node of the map in force.
@@ -44,7 +50,12 @@ struct Lanes {
 /// Cancel safe: once this is dropped, no lane is opened any more.
 pub(crate) async fn dial(shared: Arc<Shared>) {
     let Some(ring) = &shared.ring else { return };
-    let lanes = Rc::new(Lanes::default());
+    let lanes = Rc::new(Lanes {
+        tasks: RefCell::default(),
+        lines: RefCell::default(),
+        differences: RefCell::default(),
+        lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+    });
     let mut tasks = JoinSet::new();
     loop {
         for node in ring.map().nodes().iter().filter(|node| node.name != ring.own) {
@@ -82,7 +93,13 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
         };
         let address = &map.node(index).ring;
         let begun = Instant::now();
-        match open(&shared, ring, settings, worker, &node, address, secret).await {
+        let connecting = timeout(settings.connect_timeout, connect(&lanes.lookups, address));
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+        let opened = match connecting.await.map_err(late).flatten() {
+            Ok(stream) => open(&shared, ring, settings, worker, &node, stream, secret).await,
+            Err(error) => Err(Failure::Unreachable(error)),
+        };
+        match opened {
             Ok((socket, welcome)) => {
                 lanes.opened(&shared, &peer, address, &welcome);
                 peer.set_open(worker, true);
@@ -114,20 +131,31 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
     }
 }
 
-/// Opens a lane: connects, and passes the handshake.
+/// Connects to an address, whose host may be a name.
+async fn connect(lookups: &Arc<Semaphore>, address: &str) -> io::Result<TcpStream> {
+    if let Ok(address) = address.parse::<SocketAddr>() {
+        return TcpStream::connect(address).await;
+    }
+    let permit = lookups.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let address = address.to_owned();
+    let resolve = move || {
+        let found = address.to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+        drop(permit);
+        found
+    };
+    TcpStream::connect(&tokio::task::spawn_blocking(resolve).await??[..]).await
+}
+
+/// Opens a lane: passes the handshake on a new connection.
 async fn open(
     shared: &Shared,
     ring: &Ring,
     settings: &RingSettings,
     worker: usize,
     node: &str,
-    address: &str,
+    mut stream: TcpStream,
     secret: usize,
 ) -> Result<(OwnedFd, Welcome), Failure> {
-    let late = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "no connection in time");
-    let connecting = timeout(settings.connect_timeout, TcpStream::connect(address));
-    let mut stream =
-        connecting.await.map_err(late).and_then(|connected| connected).map_err(Failure::Unreachable)?;
     stream.set_nodelay(true)?;
     let secrets = settings.secrets.all();
     let secret = secrets.get(secret % secrets.len().max(1));

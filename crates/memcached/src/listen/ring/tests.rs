@@ -263,3 +263,23 @@ fn strangers_are_refused_and_leave_nothing() {
         assert!(accepted.nodes.borrow().is_empty(), "no node has said its name");
     });
 }
+
+/// A host that opens connections and says nothing keeps no node of another host out.
+#[test]
+fn idle_strangers_do_not_keep_nodes_out() {
+    run(async || {
+        let place = Place::new();
+        let (a, b) = (place.node("a", RingSecrets::default()), place.node("b", RingSecrets::default()));
+        tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+        let address: SocketAddr = place.socket.local_addr().expect("an address");
+        let mut strangers = Vec::new();
+        for _ in 0..300 {
+            let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+            socket.bind(([127, 0, 0, 2], 0).into()).expect("an address of the host");
+            strangers.push(socket.connect(address).await.expect("a connection"));
+        }
+        tokio::task::spawn_local(dial(a.clone()));
+        let from = served(&b).await;
+        drop(pass(opened(&a).await.socket, from.socket));
+    });
+}
