@@ -3,10 +3,12 @@
 
 use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
+use cached_tests::ending::SetOnDrop;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::ring::{Fleet, MapFile, PATIENT, keys_in};
 use cached_tests::server::{Address, own_address};
 use cached_tests::upgrade::{Upgradable, load, memory_directory};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The map of two nodes that own a half each.
 const HALVES: [(&str, &str); 2] = [("0-8191", "a"), ("8192-16383", "b")];
@@ -44,12 +46,14 @@ fn value_of(conn: &mut Conn, key: &str) -> Option<String> {
 /// Repeats a change until it is acknowledged. Until then, it must be refused for one of the two
 /// reasons.
 fn set_until_stored(conn: &mut Conn, key: &str, value: &str) {
+    set_until_stored_by(conn, key, value, |line| is_away(line) || is_lost(line));
+}
+
+/// Repeats a change until it is acknowledged. Until then, it must be refused with an `expected` line.
+fn set_until_stored_by(conn: &mut Conn, key: &str, value: &str, expected: impl Fn(&str) -> bool) {
     wait_for("an acknowledged change", || {
         let line = set_line(conn, key, value);
-        assert!(
-            line == "STORED" || is_away(&line) || is_lost(&line) || line.contains("has another map"),
-            "{line}"
-        );
+        assert!(line == "STORED" || expected(&line), "{line}");
         (line == "STORED").then_some(())
     });
 }
@@ -138,6 +142,59 @@ fn upgrades_of_owner_and_entry_under_load() {
     println!("{report}");
     assert!(report.lines.is_empty() && report.upgrades == 4, "{report}");
     assert!(report.changes > 200 * 4 && report.keys == 5 * 120, "{report}");
+    servers.into_iter().for_each(Upgradable::end);
+}
+
+/// Both nodes are replaced in the same moment: a change may fail, but each client gets its reply on
+/// its connection, and what was acknowledged is there.
+#[test]
+fn owner_and_entry_are_upgraded_at_once() {
+    if !is_cached() {
+        return;
+    }
+    let memory = memory_directory();
+    let map = MapFile::new(&["entry", "owner"], &[("0-16383", "owner")]);
+    let args = format!("-m 32 -t 2 -e {}", memory.path().join("memory").display());
+    let owner = Upgradable::start(&args, &map.configuration("owner", PATIENT));
+    let entry = Upgradable::start("-m 32 -t 2", &map.configuration("entry", PATIENT));
+    let mut conns: Vec<Conn> = (0..4).map(|_| connect(&entry)).collect();
+    let mut servers = [entry, owner];
+    for _ in 0..5 {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = conns
+                .iter_mut()
+                .enumerate()
+                .map(|(client, conn)| {
+                    let is_over = &is_over;
+                    scope.spawn(move || {
+                        let mut number = 0;
+                        while !is_over.load(Ordering::Relaxed) || number == 0 {
+                            number += 1;
+                            let (key, value) = (format!("key-{client}"), format!("{number}"));
+                            let line = set_line(conn, &key, &value);
+                            let is_refused = line == "SERVER_ERROR node owner is away";
+                            assert!(line == "STORED" || is_refused, "{line}");
+                            let found = value_of(conn, &key);
+                            assert!(is_refused || found.is_none_or(|found| found == value), "{key}");
+                        }
+                    })
+                })
+                .collect();
+            let end = SetOnDrop(&is_over);
+            let upgrades: Vec<_> =
+                servers.iter_mut().map(|server| scope.spawn(|| server.upgrade())).collect();
+            upgrades.into_iter().for_each(|upgrade| drop(upgrade.join().expect("an upgrade")));
+            drop(end);
+            clients.into_iter().for_each(|client| client.join().expect("a client"));
+        });
+        for (client, conn) in conns.iter_mut().enumerate() {
+            set_until_stored_by(conn, &format!("key-{client}"), "last", |line| {
+                line.ends_with("node owner is away")
+            });
+            assert_eq!(value_of(conn, &format!("key-{client}")).as_deref(), Some("last"));
+        }
+    }
     servers.into_iter().for_each(Upgradable::end);
 }
 
