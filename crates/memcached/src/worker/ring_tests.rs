@@ -478,12 +478,17 @@ fn bye_counts_although_a_write_fails_before_it_is_read() {
     bench.entry.dial("b", near);
     bench.entry.turn();
     bench.client.write_all(b"incr k 1\r\n").unwrap();
+    bench.entry.worker.slots[0].as_mut().unwrap().ready.read = true;
     bench.entry.worker.serve(0, None);
     let mut bye = Vec::new();
     cached_ring::wire::push_bye(&mut bye, 0);
     (&far).write_all(&bye).unwrap();
     drop(far);
+    let shared = bench.entry.worker.shared.clone();
+    let ring = shared.ring.as_ref().unwrap();
+    assert!(!ring.lanes(0).unsent(0).0.is_empty(), "a request is queued");
     bench.entry.worker.flush_lanes();
+    assert!(ring.lanes(0).is_resuming(0), "its connection is closed, and it waits for the next");
     bench.owner.worker.shared.kv.set(b"k", b"1").unwrap();
     bench.join();
     bench.expect(b"", b"2\r\n");
