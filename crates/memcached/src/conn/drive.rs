@@ -34,15 +34,10 @@ impl Connection {
         is_idle && !self.runnable && self.input.is_empty() && self.output.is_none()
     }
 
-    /// Returns whether this is a connection of a ring.
-    #[cold]
-    pub(super) fn is_routed(&self) -> bool {
-        matches!(self.phase, Phase::Routed(_))
-    }
-
     /// Returns whether this is a connection of a ring that waits for a new request.
     #[cold]
-    pub(super) fn is_routed_at_rest(&self) -> bool {
+    #[inline(never)]
+    fn is_routed_at_rest(&self) -> bool {
         matches!(&self.phase, Phase::Routed(routed) if routed.waits_for_request())
     }
 

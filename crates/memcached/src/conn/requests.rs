@@ -43,29 +43,13 @@ impl Connection {
         loop {
             let rest = &input[used..];
             if !matches!(self.phase, Phase::Command) {
-                if self.is_routed() {
-                    self.scanned = std::mem::take(&mut scanned);
-                    let (count, stop) = self.route(&mut executor, client, rest, budget);
-                    used += count;
-                    match stop {
-                        Some(stop) => return (used, stop),
-                        None => continue,
-                    }
+                let (count, stop) = self.continue_unusual(&mut executor, client, rest, budget, scanned);
+                used += count;
+                scanned = 0;
+                match stop {
+                    Some(stop) => return (used, stop),
+                    None => continue,
                 }
-                match self.resume(&mut executor, rest) {
-                    Ok(count) => {
-                        used += count;
-                        // The unfinished request needs more input.
-                        if used == input.len() && !matches!(self.phase, Phase::Command) {
-                            return (used, StopReason::Input);
-                        }
-                    }
-                    Err(stop) => return (used, stop),
-                }
-                if executor.out.is_full() {
-                    return (used, StopReason::Output);
-                }
-                continue;
             }
             let Some(&first) = rest.first() else { return (used, StopReason::Input) };
             let protocol = *self.protocol.get_or_insert_with(|| Protocol::detect(first));
@@ -119,6 +103,33 @@ impl Connection {
                 Next::Continue | Next::Suspend(_) | Next::Defer => {}
                 Next::Close => return (used, StopReason::Close),
             }
+        }
+    }
+
+    /// Continues in a phase other than `Command`. Returns the number of bytes consumed, and the reason
+    /// why execution stops, if it does. The first `scanned` bytes of `rest` are known to contain no
+    /// line feed.
+    #[cold]
+    #[inline(never)]
+    fn continue_unusual(
+        &mut self,
+        executor: &mut Executor<'_>,
+        client: BorrowedFd<'_>,
+        rest: &[u8],
+        budget: &mut Budget,
+        scanned: usize,
+    ) -> (usize, Option<StopReason>) {
+        if matches!(self.phase, Phase::Routed(_)) {
+            self.scanned = scanned;
+            return self.route(executor, client, rest, budget);
+        }
+        match self.resume(executor, rest) {
+            // The unfinished request needs more input.
+            Ok(count) if count == rest.len() && !matches!(self.phase, Phase::Command) => {
+                (count, Some(StopReason::Input))
+            }
+            Ok(count) => (count, executor.out.is_full().then_some(StopReason::Output)),
+            Err(stop) => (0, Some(stop)),
         }
     }
 
