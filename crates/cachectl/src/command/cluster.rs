@@ -316,7 +316,7 @@ mod cluster_tests {
                 { "node": "a", "state": "here", "map_version": 7, "has_same_map": true, "slots": 8192, "items": 5,
                   "memory_bytes": 64 << 20, "gets": 8, "hits": 6, "lanes": 0, "lanes_max": 0, "address": "h1:2" },
                 { "node": "bb", "state": "up", "map_version": 6, "has_same_map": false, "slots": 8192, "lanes": 4,
-                  "lanes_max": 4, "done": 9, "lost": 1, "not_mine": 2, "away": 0, "round_trip_us": 125.0,
+                  "lanes_max": 4, "done": 9, "lost": 1, "not_mine": 2, "away": 0, "round_trip_us": 130.0,
                   "clock_ms": -3, "address": "h2:2" },
             ],
             "runs": [{ "first": 0, "last": 8191, "owner": "a" }, { "first": 8192, "last": 16383, "owner": "bb" }],
