@@ -495,29 +495,26 @@ mod tests {
     fn a_listener_refuses_who_is_wrong_with_one_line() {
         let own = greeting("b", 2);
         assert_eq!(hello().check(&own), Ok(1));
-        let cases: [(&dyn Fn(&mut Hello), RefusedCode, &str); 5] = [
+        type Change = fn(&mut Hello);
+        let cases: [(Change, RefusedCode, &str); 5] = [
             (
-                &|hello| hello.greeting.ring = "other".into(),
+                |hello| hello.greeting.ring = "other".into(),
                 RefusedCode::OtherRing,
                 "this is a node of the ring \"main\", not of \"other\"",
             ),
+            (|hello| hello.wanted_node = "c".into(), RefusedCode::OtherNode, "this is node \"b\", not \"c\""),
             (
-                &|hello| hello.wanted_node = "c".into(),
-                RefusedCode::OtherNode,
-                "this is node \"b\", not \"c\"",
-            ),
-            (
-                &|hello| hello.versions = (2, 3),
+                |hello| hello.versions = (2, 3),
                 RefusedCode::Version,
                 "this node speaks versions 1 to 1 of the ring's protocol, the peer 2 to 3",
             ),
             (
-                &|hello| hello.greeting.node = "b".into(),
+                |hello| hello.greeting.node = "b".into(),
                 RefusedCode::SecondProcess,
                 "a second process is called \"b\"; each node needs a name of its own",
             ),
             (
-                &|hello| hello.greeting = greeting("b", 2),
+                |hello| hello.greeting = greeting("b", 2),
                 RefusedCode::OtherNode,
                 "node \"b\" has reached itself: the map has its address for another node",
             ),

@@ -45,7 +45,8 @@ fn quotas(nodes: &[Node], counts: &[usize]) -> Vec<usize> {
     let total: u64 = nodes.iter().map(weight).sum();
     let shares: Vec<u64> = nodes.iter().map(|node| SLOTS as u64 * weight(node)).collect();
     let mut quotas: Vec<usize> = shares.iter().map(|share| (share / total) as usize).collect();
-    let mut rounded: Vec<usize> = (0..nodes.len()).filter(|node| shares[*node] % total > 0).collect();
+    let mut rounded: Vec<usize> =
+        (0..nodes.len()).filter(|node| !shares[*node].is_multiple_of(total)).collect();
     rounded.sort_by_key(|node| (counts[*node] <= quotas[*node], u64::MAX - shares[*node] % total));
     let left = SLOTS - quotas.iter().sum::<usize>();
     rounded.iter().take(left).for_each(|node| quotas[*node] += 1);
@@ -161,7 +162,11 @@ mod tests {
         for (node, count) in map.nodes().iter().zip(map.counts()) {
             let share = SLOTS as u64 * u64::from(node.weight);
             let exact = (share / total) as usize;
-            assert!(count == exact || count == exact + 1 && share % total > 0, "{}: {count}", node.name);
+            assert!(
+                count == exact || count == exact + 1 && !share.is_multiple_of(total),
+                "{}: {count}",
+                node.name
+            );
         }
     }
 
