@@ -356,13 +356,13 @@ impl ObjectCache {
         self.shared().memory.pool.lends()
     }
 
-    /// Lends the bucket that contains `bytes`, which are part of a segment of this cache. From now
-    /// on the bytes never change, even when every segment is dropped and the bucket is reused for
-    /// another object. So the bucket's pages can be handed to the kernel (`vmsplice`) without
+    /// Lends the buckets that contain `bytes`, which are part of a segment of this cache. From now
+    /// on the bytes never change, even when every segment is dropped and the buckets are reused for
+    /// another object. So the buckets' pages can be handed to the kernel (`vmsplice`) without
     /// knowing when it has finished with them.
     ///
-    /// Returns false if nothing was lent, because the cache does not lend, or the bytes are not
-    /// within a single bucket.
+    /// Returns false if nothing was lent, because the cache does not lend, or the bytes are not in
+    /// its buckets.
     #[must_use]
     pub fn lend(&self, bytes: &[u8]) -> bool {
         self.shared().memory.pool.lend(bytes)

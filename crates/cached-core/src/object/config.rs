@@ -206,7 +206,8 @@ pub struct ObjectCacheConfig {
     /// for them.
     pub huge_pages: bool,
     /// Whether buckets can be [lent](super::ObjectCache::lend) to the kernel. If so, they are in
-    /// small pages, and a lent bucket gets fresh pages from the system before it is reused.
+    /// small pages, and a lent bucket gets fresh pages from the system before it is reused. A
+    /// segment of a read can then contain several adjacent buckets.
     pub lends_buckets: bool,
     /// The sample of buckets used to simulate other memory sizes
     /// ([`ObjectCache::miss_ratio_curve`](super::ObjectCache::miss_ratio_curve)); takes up to about

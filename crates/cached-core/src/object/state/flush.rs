@@ -294,6 +294,10 @@ impl Object {
 
 /// Returns bytes of a bucket: pinned, or copied if the bucket has too many pins.
 pub(super) fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
-    let copied = || Segment::from(bytes::Bytes::copy_from_slice(&env.pool.bytes(bucket)[range.clone()]));
-    env.pool.pin(bucket, range.clone()).unwrap_or_else(copied)
+    env.pool.pin(bucket, range.clone()).unwrap_or_else(|| copied(env, bucket, range))
+}
+
+/// Returns a copy of bytes of a bucket.
+pub(super) fn copied(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
+    bytes::Bytes::copy_from_slice(&env.pool.bytes(bucket)[range]).into()
 }

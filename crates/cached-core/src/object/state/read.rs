@@ -4,11 +4,11 @@
 use blocker::admission::check_condition;
 use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
 
-use super::flush::pinned;
+use super::flush::copied;
 use super::ranges::Ticket;
 use super::{Env, Known, Load, Loaded, Missing, Object, Resources};
 use crate::arena::prefetch;
-use crate::object::memory::pool::BUCKET;
+use crate::object::memory::pool::{BUCKET, Run};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::memory::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
@@ -106,6 +106,7 @@ impl Object {
             return Ok(data);
         }
         let mut zeros = 0;
+        let mut run = Run::none(env.pool);
         let content_end = self.content_end();
         for (at, lo, hi) in parts(offset, end - offset) {
             let start = u64::from(at) * BUCKET_U64;
@@ -130,7 +131,11 @@ impl Object {
                         if counts && env.queues.hit(meta, env.bucket_name(at)) {
                             self.read_first(env, at, hi);
                         }
-                        Some(pinned(env, slot.bucket(), lo..hi).into())
+                        push_zeros(&mut data, &mut zeros);
+                        if run.add(slot.bucket(), lo..hi, &mut data) {
+                            continue;
+                        }
+                        Some(copied(env, slot.bucket(), lo..hi).into())
                     } else if absent_sectors & !self.beyond(at) == 0 || loaded.is_some_and(|it| it.covers(at))
                     {
                         Some(self.merged(env, at, loaded, lo, hi))
@@ -140,6 +145,7 @@ impl Object {
                     }
                 }
             };
+            run.end(&mut data);
             match part {
                 None => zeros += hi - lo,
                 Some(part) => {
@@ -148,6 +154,7 @@ impl Object {
                 }
             }
         }
+        run.end(&mut data);
         push_zeros(&mut data, &mut zeros);
         if missing.load.is_some() { Err(missing) } else { Ok(data) }
     }

@@ -7,8 +7,9 @@ use std::os::fd::AsRawFd;
 use blocker::Segments;
 use cached_core::object::ObjectCache;
 
-/// The maximum number of runs in a pipe, which has 16 pages by default.
+/// The maximum number of runs in a pipe, which has 16 pages by default, and of their bytes.
 const RUNS_MAX: usize = 12;
+const BYTES_MAX: usize = 8 * 4096;
 
 /// A lent payload, whose bytes are in a pipe.
 pub(super) struct Lent(PipeReader, usize);
@@ -16,7 +17,7 @@ pub(super) struct Lent(PipeReader, usize);
 /// Lends a payload, and puts its pages into a pipe; bytes outside of buckets are copied. Returns
 /// `None` if the payload is too long or empty.
 pub(super) fn lend(cache: &ObjectCache, data: &Segments) -> Option<Lent> {
-    if !(1..=RUNS_MAX).contains(&data.iter().count()) || data.iter().any(|run| run.len_bytes() > 4096) {
+    if !(1..=RUNS_MAX).contains(&data.iter().count()) || data.len_bytes() > BYTES_MAX {
         return None;
     }
     let (reader, mut writer) = std::io::pipe().unwrap();

@@ -1,5 +1,7 @@
 //! Buckets that no slot refers to: reserved but not in use yet, or lent to the kernel.
 
+use std::ops::Range;
+
 use super::meta::RECEIVING;
 use super::{BUCKET, Core, Pool, REFS_STUCK};
 use crate::arena::Arena;
@@ -184,18 +186,21 @@ impl Pool {
         self.core.is_lent(bucket)
     }
 
-    /// Lends the bucket that contains `bytes`, which the caller can see; returns false if they are
-    /// not within a single bucket, or if buckets cannot be lent.
+    /// Lends the buckets that contain `bytes`, which the caller can see; returns false if they are
+    /// not in buckets of this pool, or if buckets cannot be lent.
     pub(crate) fn lend(&self, bytes: &[u8]) -> bool {
-        let (Some(lent), Some(bucket)) = (&self.core.lent, self.core.bucket_of(bytes)) else { return false };
-        lent.mark(bucket);
+        let (Some(lent), Some(buckets)) = (&self.core.lent, self.core.buckets_of(bytes)) else {
+            return false;
+        };
+        buckets.for_each(|bucket| lent.mark(bucket));
         true
     }
 
-    /// Returns whether these bytes, which the caller can see, are in a lent bucket.
+    /// Returns whether these bytes, which the caller can see, are in lent buckets.
     #[inline]
     pub(crate) fn has_lent(&self, bytes: &[u8]) -> bool {
-        self.core.bucket_of(bytes).is_some_and(|bucket| self.core.is_lent(bucket))
+        let Some(lent) = &self.core.lent else { return false };
+        self.core.buckets_of(bytes).is_some_and(|mut buckets| buckets.all(|bucket| lent.has(bucket)))
     }
 }
 
@@ -212,15 +217,15 @@ impl Core {
         }
     }
 
-    /// Returns the bucket that contains these bytes; `None` if they are elsewhere, or in more than
-    /// one.
+    /// Returns the buckets that contain these bytes, which a segment has; `None` if they are
+    /// elsewhere.
     #[inline]
-    fn bucket_of(&self, bytes: &[u8]) -> Option<u32> {
-        let offset = bytes.as_ptr().addr().checked_sub(self.arena.at(0).addr())?;
-        let is_within = offset < self.metas.len() * BUCKET && offset % BUCKET + bytes.len() <= BUCKET;
+    fn buckets_of(&self, bytes: &[u8]) -> Option<Range<u32>> {
+        let start = bytes.as_ptr().addr().checked_sub(self.arena.at(0).addr())?;
+        let end = start.checked_add(bytes.len()).filter(|end| *end <= self.metas.len() * BUCKET)?;
         // Regions are adjacent, in the order of their numbers, so a bucket's number gives its
         // position.
-        (is_within && !bytes.is_empty()).then_some((offset / BUCKET) as u32)
+        (!bytes.is_empty()).then_some((start / BUCKET) as u32..end.div_ceil(BUCKET) as u32)
     }
 }
 

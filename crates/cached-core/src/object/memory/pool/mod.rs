@@ -27,6 +27,7 @@
 mod held;
 mod meta;
 mod present;
+mod run;
 
 use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
@@ -44,6 +45,8 @@ pub(crate) use meta::Meta;
 use meta::RECEIVING;
 use present::Fresh;
 pub(crate) use present::PoolMemory;
+pub(crate) use run::Run;
+use run::buckets_of;
 
 /// Bytes of one bucket.
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
@@ -340,11 +343,17 @@ impl Core {
 
     #[inline]
     fn bytes(&self, bucket: u32) -> &[u8] {
-        // SAFETY: the bucket lies completely within the arena, which lives as long as `self`. It is
-        // written only through `Reserved` before any other thread knows it, or in its owner's
-        // exclusive section while only a single slot refers to it; the caller holds a reference to
-        // it, or is in that section.
-        unsafe { std::slice::from_raw_parts(self.at(bucket), BUCKET) }
+        self.bytes_of(bucket, 1)
+    }
+
+    /// Returns the bytes of `count` adjacent buckets of one region.
+    #[inline]
+    fn bytes_of(&self, first: u32, count: usize) -> &[u8] {
+        // SAFETY: the buckets lie completely within the arena, which lives as long as `self`, one
+        // after another because they are in one region. Each is written only through `Reserved`
+        // before any other thread knows it, or in its owner's exclusive section while only a single
+        // slot refers to it; the caller holds a reference to it, or is in that section.
+        unsafe { std::slice::from_raw_parts(self.at(first), count * BUCKET) }
     }
 
     /// Writes the headers of the regions that fresh buckets begin.
@@ -433,13 +442,14 @@ impl Core {
 impl SegmentOwner for RegionOwner {
     #[inline]
     fn bytes(&self, token: u64) -> &[u8] {
-        self.0.bytes(token as u32)
+        let buckets = buckets_of(token);
+        self.0.bytes_of(buckets.start, buckets.len())
     }
     fn retain(&self, token: u64) {
-        self.0.retain(token as u32);
+        buckets_of(token).for_each(|bucket| self.0.retain(bucket));
     }
     fn release(&self, token: u64) {
-        self.0.release(token as u32);
+        buckets_of(token).for_each(|bucket| self.0.release(bucket));
     }
 }
 

@@ -1,3 +1,5 @@
+use blocker::Segments;
+
 use super::*;
 use crate::arena::MemoryRange;
 
@@ -123,7 +125,7 @@ fn lent_memory_is_never_written_again_and_its_neighbours_keep_theirs() {
 }
 
 #[test]
-fn only_bytes_of_one_bucket_are_lent_and_only_where_that_is_wanted() {
+fn only_bytes_of_the_pool_are_lent_and_only_where_that_is_wanted() {
     let memory = PoolMemory { bytes: 1 << 20, range: None, huge_pages: false, lends: true };
     let [pool, other] = [(); 2].map(|()| Pool::new(memory).unwrap());
     let mut reserved = pool.reserve_up_to(3);
@@ -131,12 +133,56 @@ fn only_bytes_of_one_bucket_are_lent_and_only_where_that_is_wanted() {
     let bytes = pool.bytes(taken[0]);
     // SAFETY: the buckets follow each other, and none of them is written.
     let both = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), 2 * BUCKET) };
-    assert!(!pool.lend(both) && !pool.lend(&[]) && !pool.lend(&bytes[..0]) && !pool.lend(&[1; 10]));
+    assert!(!pool.lend(&[]) && !pool.lend(&bytes[..0]) && !pool.lend(&[1; 10]));
     assert!(!other.lend(bytes) && !other.has_lent(bytes));
-    assert!(!pool.is_lent(taken[0]) && !pool.is_lent(taken[1]));
+    assert!(taken.iter().all(|bucket| !pool.is_lent(*bucket)));
+    assert!(pool.lend(&both[..BUCKET]) && !pool.has_lent(both) && pool.lend(both) && pool.has_lent(both));
+    assert!(pool.is_lent(taken[0]) && pool.is_lent(taken[1]) && !pool.is_lent(taken[2]));
     let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
     let bucket = pool.reserve_up_to(1).take(|_| ()).unwrap();
     assert!(!pool.lends() && !pool.lend(pool.bytes(bucket)) && !pool.is_lent(bucket));
+}
+
+#[test]
+fn adjacent_buckets_are_one_segment_where_buckets_are_lent() {
+    for lends in [true, false] {
+        let pool = Pool::new(PoolMemory { bytes: 1 << 20, range: None, huge_pages: false, lends }).unwrap();
+        let mut reserved = pool.reserve_up_to(u32::MAX);
+        let taken: Vec<u32> = (0..20).map_while(|byte| reserved.take(|bytes| bytes.fill(byte))).collect();
+        let read = |parts: &[(usize, std::ops::Range<usize>)]| {
+            let (mut run, mut data) = (Run::none(&pool), Segments::new());
+            for (at, range) in parts {
+                assert!(run.add(taken[*at], range.clone(), &mut data));
+            }
+            run.end(&mut data);
+            data
+        };
+        let data = read(&[(0, 4000..BUCKET), (1, 0..BUCKET), (2, 0..10), (3, 0..BUCKET), (5, 1..2)]);
+        let lens: Vec<usize> = data.iter().map(Segment::len_bytes).collect();
+        let joined = [96 + BUCKET + 10, BUCKET, 1];
+        assert_eq!(lens, if lends { &joined[..] } else { &[96, BUCKET, 10, BUCKET, 1] });
+        let expected = [vec![0; 96], vec![1; BUCKET], vec![2; 10], vec![3; BUCKET], vec![5; 1]].concat();
+        assert!(data == *expected.as_slice());
+        let part = data.slice(90..100);
+        assert_eq!(taken[..6].iter().map(|at| pool.meta(*at).refs()).collect::<Vec<_>>(), {
+            let more = if lends { 3 } else { 2 };
+            [3, 3, more, 2, 1, 2]
+        });
+        drop(data);
+        assert_eq!(part.to_vec(), [[0; 6].as_slice(), &[1; 4]].concat());
+        drop(part);
+        let across = read(&[(14, 0..BUCKET), (15, 0..BUCKET)]);
+        assert_eq!(across.iter().count(), 2, "a region's header is between them");
+        drop((across, read(&[(0, 0..BUCKET)])));
+        // A run that does not become a segment returns its references.
+        let mut run = Run::none(&pool);
+        assert!(
+            run.add(taken[0], 0..BUCKET, &mut Segments::new())
+                && run.add(taken[1], 0..1, &mut Segments::new())
+        );
+        drop(run);
+        assert!(taken.iter().all(|at| pool.meta(*at).refs() == 1));
+    }
 }
 
 #[test]
