@@ -75,7 +75,7 @@ pub(crate) struct Shared {
     pub(crate) addressing: Addressing,
     pub(crate) knowledge: Arc<Knowledge>,
     pub(crate) policies: RwLock<Policies>,
-    pub(crate) lanes: Lanes,
+    pub(crate) lanes: Arc<Lanes>,
     pub(crate) access: Access,
     pub(crate) pieces: Arc<Pieces>,
     pub(crate) fills: Arc<Fills>,

@@ -21,7 +21,7 @@ use tokio::time::sleep_until;
 use crate::access_log;
 use crate::auth::{self, Signer};
 use crate::config::SidecarConfig;
-use crate::endpoint::lane::Lane;
+use crate::endpoint::lane::Lanes;
 use crate::endpoint::upload::{Upload, keep_expectation};
 use crate::http::body::{self, Body};
 use crate::http::framing;
@@ -76,10 +76,16 @@ pub(crate) struct Upstream {
     signer: Option<Signer>,
     response_timeout: Duration,
     breaker: Arc<Breaker>,
+    lanes: Arc<Lanes>,
 }
 
 impl Upstream {
-    pub(crate) fn new(config: &SidecarConfig, tls: ClientConfig, breaker: &Arc<Breaker>) -> Arc<Self> {
+    pub(crate) fn new(
+        config: &SidecarConfig,
+        tls: ClientConfig,
+        breaker: &Arc<Breaker>,
+        lanes: &Arc<Lanes>,
+    ) -> Arc<Self> {
         let connector = Route::new(config.connect_timeout).with_tls(tls, true);
         let mut settings = cached_http::builder();
         settings
@@ -98,21 +104,29 @@ impl Upstream {
                 host,
             }
         });
-        let (response_timeout, breaker) = (config.response_timeout, Arc::clone(breaker));
-        Arc::new(Self { client, scheme, authority, signer, response_timeout, breaker })
+        Arc::new(Self {
+            client,
+            scheme,
+            authority,
+            signer,
+            response_timeout: config.response_timeout,
+            breaker: Arc::clone(breaker),
+            lanes: Arc::clone(lanes),
+        })
     }
 
-    /// Sends a request, and returns the head of the response and its streaming body.
+    /// Sends a request for this bucket, and returns the head of the response and its streaming body.
     ///
     /// # Errors
     /// [`Failure`]. After [`Failure::Unreachable`] and [`Failure::Busy`] the endpoint has certainly
     /// received nothing of the request.
     pub(crate) async fn send(
         &self,
-        mut head: Parts,
+        bucket: Option<&str>,
+        head: Parts,
         mut body: Upload,
     ) -> Result<Response<Incoming>, Failure> {
-        let lane = head.extensions.remove::<Arc<Lane>>();
+        let lane = bucket.and_then(|name| self.lanes.of(name));
         if let Some(lane) = &lane {
             if !lane.enter().await {
                 return Err(Failure::Busy);
@@ -152,7 +166,7 @@ impl Upstream {
         }
     }
 
-    async fn send_once(&self, mut head: Parts, body: Upload) -> Result<Response<Incoming>, Failure> {
+    async fn send_once(&self, mut head: Parts, mut body: Upload) -> Result<Response<Incoming>, Failure> {
         if let Some(signer) = &self.signer {
             signer.sign(&mut head, !body.is_none(), auth::signature::now());
         }

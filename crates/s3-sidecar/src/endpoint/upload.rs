@@ -46,7 +46,8 @@ pub(crate) struct Upload {
     /// The number of bytes of an incorrect body that are still to be read before the body is
     /// aborted.
     refused: Option<usize>,
-    progress: Arc<Progress>,
+    /// The progress, once a task waits for the response.
+    progress: Option<Arc<Progress>>,
     stall_max: Duration,
     stall: Option<Pin<Box<Sleep>>>,
     gate: Option<Gate>,
@@ -121,12 +122,11 @@ impl Gate {
 
 impl Upload {
     fn new(source: Source, stall_max: Duration) -> Self {
-        let progress = Progress { last: Mutex::new(Instant::now()), is_stalled: AtomicBool::new(false) };
         Self {
             source,
             check: None,
             refused: None,
-            progress: Arc::new(progress),
+            progress: None,
             stall_max,
             stall: None,
             gate: None,
@@ -188,12 +188,14 @@ impl Upload {
         let Some(body) = body else { return Poll::Ready(None) };
         if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
             self.stall = None;
-            *self.progress.last.lock() = Instant::now();
+            self.advanced(Duration::ZERO);
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         let stall = self.stall.get_or_insert_with(|| Box::pin(sleep(self.stall_max)));
         ready!(stall.as_mut().poll(cx));
-        self.progress.is_stalled.store(true, Ordering::Relaxed);
+        if let Some(progress) = &self.progress {
+            progress.is_stalled.store(true, Ordering::Relaxed);
+        }
         Poll::Ready(Some(Err("the client has stopped sending".into())))
     }
 
@@ -235,8 +237,17 @@ impl Upload {
         if self.is_none() { self } else { Self { lane: Some(Arc::clone(lane)), ..self } }
     }
 
-    pub(crate) fn progress(&self) -> Arc<Progress> {
-        Arc::clone(&self.progress)
+    /// Returns the progress from now on.
+    pub(crate) fn progress(&mut self) -> Arc<Progress> {
+        let progress = Progress { last: Mutex::new(Instant::now()), is_stalled: AtomicBool::new(false) };
+        Arc::clone(self.progress.insert(Arc::new(progress)))
+    }
+
+    /// Records progress, after which the next may take longer by `wait`.
+    fn advanced(&self, wait: Duration) {
+        if let Some(progress) = &self.progress {
+            *progress.last.lock() = Instant::now() + wait;
+        }
     }
 
     /// Returns whether there is no body.
@@ -297,7 +308,7 @@ impl Body for Upload {
             if !wait.is_zero() {
                 this.pace = Some(Box::pin(sleep(wait)));
                 // Neither the client nor the endpoint causes this pause.
-                *this.progress.last.lock() = Instant::now() + wait;
+                this.advanced(wait);
             }
         }
         if let (Some(passing), Some(Ok(frame))) = (&this.passing, &frame)

@@ -99,7 +99,7 @@ impl Sidecar {
             addressing: Addressing::new(&config.domains),
             knowledge: Arc::new(knowledge),
             policies: RwLock::new(policies),
-            lanes: Lanes::new(&config.terms),
+            lanes: Arc::new(Lanes::new(&config.terms)),
             access: Access {
                 auth: config.auth,
                 keys: config.secrets.keys.clone(),
@@ -129,6 +129,7 @@ impl Sidecar {
                     &sidecar.shared.config,
                     upstream_tls.clone(),
                     &sidecar.shared.breaker,
+                    &sidecar.shared.lanes,
                 ),
                 pipes: Arc::new(Pipes::new(sidecar.shared.pieces.lends())),
                 permits: Arc::clone(&permits),

@@ -82,10 +82,6 @@ async fn route(
     let is_here = shared.config.auth.is_here();
     if let Some(name) = target.bucket() {
         *bucket = shared.buckets.find(name);
-        if let Some(lane) = shared.lanes.of(name) {
-            // The limiter accompanies the request to the place where it is sent.
-            head.extensions.insert(lane);
-        }
     }
     if upload.is_none()
         && let Some(mut read) = Read::understand(&head, &target)
@@ -105,7 +101,8 @@ async fn route(
     }
     let change = if is_here { begin_change(shared, &head, &target) } else { None };
     upload.passing = change.as_ref().and_then(Change::body);
-    match (Box::pin(upstream.send(head, upload)).await, change) {
+    let name = target.bucket().map(str::to_owned);
+    match (Box::pin(upstream.send(name.as_deref(), head, upload)).await, change) {
         (Ok(answer), None) => (pass(shared, answer, None), Outcome::Passed),
         (Ok(answer), Some(change)) => (pass_change(shared, answer, change), Outcome::Passed),
         (Err(failure), change) => {

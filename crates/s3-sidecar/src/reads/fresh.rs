@@ -47,8 +47,7 @@ pub(crate) async fn answer(
     policy: CachePolicy,
 ) -> Answered {
     let demand = Demand::of(&request.headers);
-    let deadline = asking::deadline(&shared.config);
-    let mut reader = Reader { shared, upstream, read: Arc::new(read), policy, demand, deadline };
+    let mut reader = Reader { shared, upstream, read: Arc::new(read), policy, demand, deadline: None };
     match reader.answer(request).await {
         Ok(answered) => answered,
         Err(failure) => (failure.answer(), failure.outcome()),
@@ -61,8 +60,8 @@ struct Reader<'a> {
     read: Arc<Read>,
     policy: CachePolicy,
     demand: Demand,
-    /// The time at which waits for other readers end.
-    deadline: tokio::time::Instant,
+    /// The time at which waits for other readers end, once the reader has waited.
+    deadline: Option<tokio::time::Instant>,
 }
 
 /// The content of memory for a read.
@@ -84,18 +83,21 @@ impl Reader<'_> {
     async fn answer(&mut self, request: Parts) -> Result<Answered, Failure> {
         for _ in 0..TURNS_MAX {
             let turn = match self.shared.knowledge.find(&self.read) {
-                Some(Found::Object(known)) if self.is_fresh(&known) => {
-                    let origin = Origin::Memory(known.asked.at.elapsed());
-                    match self.try_memory(&request, &known.head, origin, false).await {
-                        Tried::Done(response) => return Ok((response, Outcome::Hit)),
-                        Tried::Missing => self.turn(false),
-                        Tried::Undecided => return Box::pin(self.ask(request, None)).await,
+                Some(Found::Object(known)) => {
+                    let age = known.asked.at.elapsed();
+                    if self.is_fresh(&known.head, age) {
+                        match self.try_memory(&request, &known.head, Origin::Memory(age), false).await {
+                            Tried::Done(response) => return Ok((response, Outcome::Hit)),
+                            Tried::Missing => self.turn(false),
+                            Tried::Undecided => return Box::pin(self.ask(request, None)).await,
+                        }
+                    } else {
+                        match self.turn(true) {
+                            Ok(first) => return Box::pin(self.verify(request, known, first, true)).await,
+                            Err(waiting) => Err(waiting),
+                        }
                     }
                 }
-                Some(Found::Object(known)) => match self.turn(true) {
-                    Ok(first) => return Box::pin(self.verify(request, known, first, true)).await,
-                    Err(waiting) => Err(waiting),
-                },
                 Some(Found::Uncertain(known)) => {
                     return Box::pin(self.verify(request, known, None, false)).await;
                 }
@@ -108,7 +110,9 @@ impl Reader<'_> {
             match turn {
                 Ok(first) => return Box::pin(self.ask(request, first)).await,
                 Err(waiting) => {
-                    let ended = waiting.end(self.deadline).await;
+                    let deadline = self.deadline();
+                    self.deadline = Some(deadline);
+                    let ended = waiting.end(deadline).await;
                     self.policy = self.shared.policies.read().of(&self.read.bucket, &self.read.name);
                     match ended {
                         Ended::LookAgain => (),
@@ -131,11 +135,12 @@ impl Reader<'_> {
         let Some(Found::Object(known)) = self.shared.knowledge.find(&self.read) else {
             return Err(Failure::Late);
         };
-        if self.is_fresh(&known) {
-            let origin = Origin::Memory(known.asked.at.elapsed());
-            if let Tried::Done(response) = self.try_memory(request, &known.head, origin, true).await {
-                return Ok((response, Outcome::Hit));
-            }
+        let age = known.asked.at.elapsed();
+        if self.is_fresh(&known.head, age)
+            && let Tried::Done(response) =
+                self.try_memory(request, &known.head, Origin::Memory(age), true).await
+        {
+            return Ok((response, Outcome::Hit));
         }
         self.stale(request, &known).await.ok_or(Failure::Late)
     }
@@ -157,14 +162,21 @@ impl Reader<'_> {
         !is_demanded && self.policy.is_usable_without_endpoint(age)
     }
 
-    fn is_fresh(&self, known: &Known) -> bool {
-        let age = known.asked.at.elapsed();
-        !known.head.is_always_verified && self.policy.fresh.holds(age) && self.demand.takes(age)
+    fn is_fresh(&self, head: &Head, age: Duration) -> bool {
+        !head.is_always_verified && self.policy.fresh.holds(age) && self.demand.takes(age)
     }
 
     fn is_known_absent(&self, answer: &Answer, asked: Instant) -> bool {
         let age = asked.elapsed();
         age < self.policy.negative && self.demand.takes(age) && answer.suits(&self.method())
+    }
+
+    fn deadline(&self) -> tokio::time::Instant {
+        self.deadline.unwrap_or_else(|| asking::deadline(&self.shared.config))
+    }
+
+    fn bucket(&self) -> Option<&str> {
+        Some(&self.read.bucket)
     }
 
     fn method(&self) -> Method {
@@ -265,7 +277,7 @@ impl Reader<'_> {
         let answer = if is_usable {
             self.send_briefly(asking).await
         } else {
-            self.upstream.send(asking, Upload::none()).await
+            self.upstream.send(self.bucket(), asking, Upload::none()).await
         };
         let is_away = answer.as_ref().map_or(true, |answer| is_of_endpoint_away(answer.status()));
         if is_usable && is_away {
@@ -314,7 +326,7 @@ impl Reader<'_> {
         }
         let config = &self.shared.config;
         let patience = (config.connect_timeout + BEYOND_CONNECTING).min(config.response_timeout);
-        match timeout(patience, self.upstream.send(asking, Upload::none())).await {
+        match timeout(patience, self.upstream.send(self.bucket(), asking, Upload::none())).await {
             Ok(answer) => {
                 slow.succeeded();
                 answer
@@ -330,7 +342,7 @@ impl Reader<'_> {
     async fn ask_in_turn(&self, request: Parts) -> Result<Answered, Failure> {
         match self.turn(false) {
             Ok(first) => self.ask(request, first).await,
-            Err(waiting) => match waiting.end(self.deadline).await {
+            Err(waiting) => match waiting.end(self.deadline()).await {
                 Ended::Late => Err(Failure::Late),
                 Ended::LookAgain | Ended::Apart => self.ask(request, None).await,
             },
@@ -340,7 +352,7 @@ impl Reader<'_> {
     /// Asks the endpoint for the object.
     async fn ask(&self, request: Parts, first: Option<First>) -> Result<Answered, Failure> {
         let question = self.shared.knowledge.question(&self.read);
-        let answer = match self.upstream.send(request, Upload::none()).await {
+        let answer = match self.upstream.send(self.bucket(), request, Upload::none()).await {
             Ok(answer) => answer,
             Err(failure) => return Err(failed(failure, first)),
         };

@@ -63,7 +63,7 @@ async fn try_answer(
     let mut question = request.clone();
     let is_narrowed = ask_for_change(&mut question, read, &head);
     let asked = shared.knowledge.changes.moment();
-    let answer = upstream.send(question, Upload::none()).await?;
+    let answer = upstream.send(Some(&read.bucket), question, Upload::none()).await?;
     match stated(is_narrowed, &answer, read, &head) {
         Stated::Same => (),
         Stated::Other => {
@@ -98,7 +98,7 @@ async fn ask(
     first: Option<First>,
 ) -> Result<(Response<Body>, Outcome), Failure> {
     let asked = shared.knowledge.changes.moment();
-    let answer = match upstream.send(request, Upload::none()).await {
+    let answer = match upstream.send(Some(&read.bucket), request, Upload::none()).await {
         Ok(answer) => answer,
         Err(failure) => return Err(asking::failed(failure, first)),
     };

@@ -317,7 +317,7 @@ impl Serving {
         let mut request = self.request.clone();
         ask_for_rest(&mut request, &self.read, &self.head, &self.left);
         self.shared.counts.rests.increment();
-        let answer = self.upstream.send(request, Upload::none()).await;
+        let answer = self.upstream.send(Some(&self.read.bucket), request, Upload::none()).await;
         let answer = answer
             .map_err(|failure| format!("the endpoint does not send the rest of the object: {failure:?}"))?;
         let bytes = self.bytes_of(&answer).ok_or_else(|| {
