@@ -295,6 +295,7 @@ impl Service {
             headers_max: HEADERS_MAX,
             head_bytes_max: HEAD_BYTES_MAX,
             head_time_max: request_timeout,
+            keeps_case: false,
         };
         let answer = Box::new(move |request| -> Answer {
             let service = Arc::clone(&self);
@@ -304,7 +305,7 @@ impl Service {
             cached_http::serve(socket, limits, answer, Box::pin(tokio::time::sleep(connection_time_max)));
         // A client that does not read its response cannot keep the connection.
         match tokio::time::timeout(connection_time_max + 2 * request_timeout, served).await {
-            Ok(ended) => ended,
+            Ok(ended) => ended.map_err(|error| error.to_string()),
             Err(_) => Err("the client did not read its response in time".into()),
         }
     }

@@ -29,7 +29,9 @@ pub use connector::{Connector, Patient, Route};
 pub use hyper::http;
 pub use keys::{KeyEntry, KeyTable, parse_keys};
 pub use listen::{Server, accept, bind};
-pub use server::{Answer, BodyError, DRAIN_TIME_MAX, Data, ResponseBody, ServerLimits, Socket, drain, serve};
+pub use server::{
+    Answer, BodyError, DRAIN_TIME_MAX, Data, HEADERS_MAX, ResponseBody, ServerLimits, Socket, drain, serve,
+};
 pub use stall::Stall;
 
 /// Returns an error with its causes as one line.

@@ -35,6 +35,11 @@ pub trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 
+/// The usual maximum number of headers in a message. hyper has places for this number on the stack,
+/// unless it is given a maximum: then it initialises two arrays, with an allocation each if the
+/// maximum is larger, for every message that it parses.
+pub const HEADERS_MAX: usize = 100;
+
 /// The limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
@@ -45,6 +50,9 @@ pub struct ServerLimits {
     pub head_bytes_max: usize,
     /// The maximum time for receiving the head of a request, and between two requests.
     pub head_time_max: Duration,
+    /// Whether requests keep the letter case of their headers' names, for a client that forwards
+    /// them. Otherwise names are in lower case.
+    pub keeps_case: bool,
 }
 
 /// Serves a connection until it ends, or until its current request ends once `end` has completed.
@@ -53,33 +61,34 @@ pub struct ServerLimits {
 /// with a server would have its own copy.
 ///
 /// # Errors
-/// Returns a one-line message with the client's mistake, or the reason why the connection broke.
+/// Returns the client's mistake, or the reason why the connection broke.
 pub fn serve(
     socket: Box<dyn Socket>,
     limits: ServerLimits,
     answer: Box<dyn Fn(Request<Incoming>) -> Answer + Send + Sync>,
     end: Pin<Box<dyn Future<Output = ()> + Send>>,
-) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+) -> Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>> {
     Box::pin(async move {
         let service = service_fn(|request| {
             let answer = answer(request);
             async move { Ok::<_, Infallible>(answer.await) }
         });
-        let mut connection = pin!(
-            http1::Builder::new()
-                .max_headers(limits.headers_max)
-                .max_header_size(limits.head_bytes_max)
-                .timer(TokioTimer::new())
-                .header_read_timeout(limits.head_time_max)
-                .max_buf_size(limits.head_bytes_max)
-                .preserve_header_case(true)
-                .serve_connection(TokioIo::new(socket), service)
-        );
+        let mut settings = http1::Builder::new();
+        settings
+            .max_header_size(limits.head_bytes_max)
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head_time_max)
+            .max_buf_size(limits.head_bytes_max)
+            .preserve_header_case(limits.keeps_case);
+        if limits.headers_max != HEADERS_MAX {
+            settings.max_headers(limits.headers_max);
+        }
+        let mut connection = pin!(settings.serve_connection(TokioIo::new(socket), service));
         tokio::select! {
-            ended = connection.as_mut() => return ended.map_err(|error| error.to_string()),
+            ended = connection.as_mut() => return ended,
             () = end => connection.as_mut().graceful_shutdown(),
         }
-        connection.await.map_err(|error| error.to_string())
+        connection.await
     })
 }
 

@@ -343,6 +343,7 @@ async fn run(
         headers_max: HEADERS_MAX,
         head_bytes_max: shared.config.head_bytes_max,
         head_time_max: shared.config.stall_timeout,
+        keeps_case: false,
     };
     let own = Arc::clone(&connection);
     let answer = Box::new(move |request| -> cached_http::Answer {
@@ -358,7 +359,7 @@ async fn run(
         if !std::mem::replace(&mut is_registered, true) {
             memory.register(cx.waker());
         }
-        let served = serving.as_mut().poll(cx);
+        let served = serving.as_mut().poll(cx).map_err(|error| error.to_string());
         memory.follow(cx.waker());
         if served.is_ready() {
             return served;

@@ -101,8 +101,8 @@ pub struct SidecarConfig {
     /// The maximum size of the head of a request or response, in bytes. Also the buffer size of
     /// each direction of a connection.
     pub head_bytes_max: usize,
-    /// The maximum number of headers. The default suffices for S3's limit of user metadata: 2 KiB
-    /// of names and values together, which is at most about 1050 entries.
+    /// The maximum number of headers. S3's limit of user metadata, 2 KiB of names and values
+    /// together, permits up to about 1050 entries.
     pub headers_max: usize,
     /// The maximum time for receiving the head of a request, and between two requests.
     pub client_idle_max: Duration,
@@ -146,7 +146,7 @@ impl SidecarConfig {
             threads: 2,
             connections_max: 1024,
             head_bytes_max: 64 << 10,
-            headers_max: 1200,
+            headers_max: cached_http::HEADERS_MAX,
             client_idle_max: Duration::from_secs(75),
             stall_max: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),
@@ -154,6 +154,12 @@ impl SidecarConfig {
             share_wait_max: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(10),
         }
+    }
+
+    /// Returns the limits of a message's head, for a message about a head that is too large.
+    pub(crate) fn head_limits(&self) -> String {
+        let (headers, bytes) = (self.headers_max, self.head_bytes_max);
+        format!("{headers} headers (s3.headers_max of cached) or {bytes} bytes (s3.head_bytes_max)")
     }
 
     /// Checks all values.

@@ -5,6 +5,8 @@ pub(crate) mod asking;
 pub(crate) mod lane;
 pub(crate) mod upload;
 
+use std::error::Error;
+use std::iter::successors;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -75,6 +77,8 @@ pub(crate) struct Upstream {
     /// The signer, or `None` if requests keep the clients' signatures.
     signer: Option<Signer>,
     response_timeout: Duration,
+    /// The limits of a response's head, for a message.
+    head_limits: String,
     breaker: Arc<Breaker>,
     lanes: Arc<Lanes>,
 }
@@ -89,10 +93,12 @@ impl Upstream {
         let connector = Route::new(config.connect_timeout).with_tls(tls, true);
         let mut settings = cached_http::builder();
         settings
-            .http1_max_headers(config.headers_max)
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
             .http1_preserve_header_case(true)
             .http1_max_buf_size(config.head_bytes_max);
+        if config.headers_max != cached_http::HEADERS_MAX {
+            settings.http1_max_headers(config.headers_max);
+        }
         let client = Client::new(&settings, connector);
         let scheme = if config.upstream.has_tls { "https" } else { "http" };
         let authority = config.upstream.authority.clone();
@@ -110,6 +116,7 @@ impl Upstream {
             authority,
             signer,
             response_timeout: config.response_timeout,
+            head_limits: config.head_limits(),
             breaker: Arc::clone(breaker),
             lanes: Arc::clone(lanes),
         })
@@ -188,6 +195,9 @@ impl Upstream {
                     let mut answer = answer.map_err(|error| match () {
                         () if progress.is_stalled.load(Ordering::Relaxed) => Failure::Stalled,
                         () if error.is_connect() => Failure::Unreachable(whole_text(&error)),
+                        () if is_too_large(&error) => {
+                            Failure::Broken(format!("the head of its response is beyond {}", self.head_limits))
+                        }
                         () => Failure::Broken(whole_text(&error)),
                     })?;
                     return match framing::judge(&mut answer) {
@@ -203,6 +213,12 @@ impl Upstream {
             }
         }
     }
+}
+
+/// Returns whether the reason of an error is that the head of a message exceeds its limits.
+fn is_too_large(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = successors(Some(error), |error| Error::source(*error));
+    causes.any(|cause| cause.downcast_ref().is_some_and(hyper::Error::is_parse_too_large))
 }
 
 /// The number of consecutive failures that opens the breaker.

@@ -275,12 +275,18 @@ impl Worker {
             headers_max: config.headers_max,
             head_bytes_max: config.head_bytes_max,
             head_time_max: config.client_idle_max,
+            // Requests that the sidecar signs are its own.
+            keeps_case: !config.auth.is_here(),
         };
         let (shared, upstream) = (Arc::clone(&self.shared), Arc::clone(&self.upstream));
         let answer = Box::new(move |request| -> cached_http::Answer {
             Box::pin(service::answer(Arc::clone(&shared), Arc::clone(&upstream), peer, request))
         });
-        cached_http::serve(socket, limits, answer, Box::pin(self.ended())).await
+        let served = cached_http::serve(socket, limits, answer, Box::pin(self.ended())).await;
+        served.map_err(|error| match error.is_parse_too_large() {
+            true => format!("the head of a request is beyond {}", config.head_limits()),
+            false => error.to_string(),
+        })
     }
 
     /// Waits until the sidecar ends.

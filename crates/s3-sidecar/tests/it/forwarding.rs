@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use s3_sidecar::Fresh;
+use s3_sidecar::{Fresh, SidecarConfig};
 use test_kit::framing::{AMBIGUOUS, BOTH_LENGTHS, REFUSED, SMUGGLED};
 
 use crate::support::{Act, Client, Endpoint, Gate, Object, ask, object, pattern, request};
@@ -140,9 +140,10 @@ fn an_answer_before_the_end_of_an_upload_reaches_the_client() {
 }
 
 #[test]
-fn two_kib_of_user_metadata_pass_however_many_entries_they_are() {
+fn two_kib_of_user_metadata_pass_in_any_number_of_entries_if_that_is_configured() {
     let endpoint = Endpoint::start();
-    for sidecar in [endpoint.sidecar(|_| ()), endpoint.fresh_sidecar(Fresh::Immutable, |_| ())] {
+    let more = |config: &mut SidecarConfig| config.headers_max = 1200;
+    for sidecar in [endpoint.sidecar(more), endpoint.fresh_sidecar(Fresh::Immutable, more)] {
         // All names of one or two letters or digits, with empty values: 2044 bytes.
         let letters = "abcdefghijklmnopqrstuvwxyz0123456789";
         let two = letters.chars().flat_map(|one| letters.chars().map(move |other| format!("{one}{other}")));
@@ -185,6 +186,28 @@ fn heads_beyond_their_limit_are_refused_in_both_directions() {
         endpoint
             .put("/bkt/k", Object { headers: vec![("x-amz-meta-m".into(), value)], ..object(etag, "body") });
         assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).status, status);
+    }
+}
+
+#[test]
+fn more_headers_than_the_limit_are_refused_in_both_directions() {
+    let endpoint = Endpoint::start();
+    let sidecar = endpoint.sidecar(|_| ());
+    let names: Vec<String> = (0..110).map(|number| format!("x-amz-meta-{number}")).collect();
+    for (count, is_within) in [(90, true), (110, false)] {
+        let sent: Vec<(&str, &str)> = names[..count].iter().map(|name| (name.as_str(), "1")).collect();
+        let headers = sent.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        endpoint.put("/bkt/few", object("a", "body"));
+        // Each object has a new ETag, so that the endpoint sends its headers.
+        endpoint.put("/bkt/many", Object { headers, ..object(&count.to_string(), "body") });
+        let mut client = Client::of(&sidecar);
+        // The request is answered before it has been sent completely.
+        let _ = client.try_send(request("GET /bkt/few", &sent).as_bytes());
+        assert_eq!(client.answer().status, if is_within { 200 } else { 431 }, "{count}");
+        let answer = ask(&sidecar, "GET /bkt/many", &[]);
+        assert_eq!(answer.status, if is_within { 200 } else { 502 }, "{count}");
+        let text = String::from_utf8_lossy(&answer.body);
+        assert_eq!(text.contains("beyond 100 headers (s3.headers_max of cached)"), !is_within, "{text}");
     }
 }
 
