@@ -109,7 +109,7 @@ const NEGATIVE_BYTES_EACH: u64 = 1 << 10;
 const CHANGES_BYTES: u64 = 32 << 20;
 /// The maximum size of access log lines that are waiting to be written.
 const LOG_BYTES: u64 = 16 << 20;
-/// The memory use of a connection besides its buffers.
+/// The memory use of a connection besides four buffers of `head_bytes_max`.
 const CONNECTION_BYTES: u64 = 16 << 10;
 
 impl S3Table {

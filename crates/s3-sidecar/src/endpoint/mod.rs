@@ -68,6 +68,11 @@ impl Failure {
     }
 }
 
+/// The buffer for the endpoint's responses is longer by this number of bytes than
+/// [`SidecarConfig::head_bytes_max`], so that with the default a body of 64 KiB and its head arrive,
+/// and are forwarded, in one piece.
+const HEAD_BYTES: usize = 4 << 10;
+
 /// One thread's connections to the endpoint.
 #[derive(Debug)]
 pub(crate) struct Upstream {
@@ -95,7 +100,7 @@ impl Upstream {
         settings
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
             .http1_preserve_header_case(true)
-            .http1_max_buf_size(config.head_bytes_max);
+            .http1_max_buf_size(config.head_bytes_max + HEAD_BYTES);
         if config.headers_max != cached_http::HEADERS_MAX {
             settings.http1_max_headers(config.headers_max);
         }
