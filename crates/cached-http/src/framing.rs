@@ -79,7 +79,8 @@ pub fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return Err("the request must have exactly one Host header");
     };
-    let is_right = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
+    let is_right =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':' | b'[' | b']');
     match host.to_str() {
         Ok(host) if !host.is_empty() && host.bytes().all(is_right) => Ok(host),
         _ => Err("the request's Host is not a name or address"),

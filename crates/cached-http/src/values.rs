@@ -93,6 +93,9 @@ fn opaque(etag: &str) -> &str {
 /// digits.
 #[must_use]
 pub fn percent_decoded(text: &str) -> Option<Cow<'_, [u8]>> {
+    if !text.contains('%') {
+        return Some(Cow::Borrowed(text.as_bytes()));
+    }
     let is_hex = |text: &str| text.len() >= 2 && text.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
     text.split('%').skip(1).all(is_hex).then(|| percent_decode_str(text).into())
 }

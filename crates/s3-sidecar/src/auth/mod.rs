@@ -136,7 +136,9 @@ impl Access {
             }
             (Allowed::DeletionOf, _, _) => return Err(Denial::Anonymous),
         };
-        head.uri = own_uri(&head.uri, &target)?;
+        if !is_own(&head.uri, &target) {
+            head.uri = own_uri(&head.uri, &target)?;
+        }
         if is_preflight {
             head.extensions.insert(Unsigned);
         }
@@ -172,9 +174,6 @@ fn headers_to_drop(headers: &HeaderMap) -> Result<Vec<HeaderName>, Denial> {
 
 /// Returns the URI of the sidecar's own request, path-style and in canonical encoding.
 fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Uri, Denial> {
-    if is_own(uri, target) {
-        return Ok(uri.clone());
-    }
     let mut text = match target {
         Target::Bucket(bucket) => format!("/{bucket}"),
         Target::Object(bucket, key) => format!("/{bucket}/{}", percent_encode(key, PATH)),
@@ -197,7 +196,8 @@ fn own_uri(uri: &Uri, target: &Target<'_>) -> Result<Uri, Denial> {
     Uri::try_from(text).map_err(|_| Denial::Uri("the request's target is too long, or is not a URI"))
 }
 
-/// Returns whether [`own_uri`] would return an equal URI, as for most reads.
+/// Returns whether [`own_uri`] would return an equal URI, as for most reads, whose URI then needs
+/// neither a copy nor an allocation.
 fn is_own(uri: &Uri, target: &Target<'_>) -> bool {
     let Target::Object(bucket, key) = target else { return false };
     let own_key =

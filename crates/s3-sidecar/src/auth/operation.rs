@@ -9,7 +9,7 @@ use super::denial::Denial;
 use super::rights::{Rights, is_bucket, is_reserved};
 use super::signature::{decoded, parameters};
 use super::verify::is_auth_parameter;
-use crate::http::headers::{self, Known, Rule, is_of_s3};
+use crate::http::headers::{self, Known, Rule, in_lower_case, is_of_s3};
 use crate::http::target::Target;
 
 /// The part of the decision that remains open.
@@ -223,12 +223,12 @@ fn may_send(rights: &Rights, head: &Parts, parameters: &Parameters, target: &Tar
     // Headers that were moved into a presigned URL are checked in the same way.
     let hoisted = parameters.iter().map(|(name, value)| (name.as_str(), value.as_slice()));
     headers.chain(hoisted).filter(|(name, _)| is_of_s3(name)).all(|(name, value)| {
-        let name = name.to_ascii_lowercase();
+        let name = in_lower_case(name);
         let Known::As(rule) = headers::known(&name) else { return false };
         match rule {
             Rule::Http | Rule::Connection | Rule::Client | Rule::Harmless | Rule::Plain => true,
             // If the header is in a query, some endpoints apply it and others do not.
-            Rule::Source if head.headers.contains_key(&name) => may_copy(rights, value),
+            Rule::Source if head.headers.contains_key(&*name) => may_copy(rights, value),
             Rule::Source | Rule::Everywhere => rights.is_all(),
             Rule::Acl => {
                 [&b"private"[..], b"bucket-owner-read", b"bucket-owner-full-control"].contains(&value)

@@ -12,6 +12,8 @@ use parking_lot::RwLock;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, percent_encode};
 use sha2::{Digest, Sha256};
 
+use crate::http::text::split;
+
 /// The SHA-256 of the empty string, in hexadecimal digits.
 pub(crate) const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -33,7 +35,7 @@ pub(crate) fn canonical_path(path: &str) -> Cow<'_, str> {
 
 /// Returns whether [`PATH`] encodes none of these bytes. None of them is a percent sign.
 pub(crate) fn is_plain_path(path: &[u8]) -> bool {
-    path.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte))
+    path.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'/'))
 }
 
 /// Returns a query's parameters in their original form.
@@ -60,12 +62,13 @@ pub(crate) fn canonical_query(query: &str) -> String {
     all.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&")
 }
 
-/// Appends a header with all its values. Returns false if the header is missing.
+/// Appends a header, whose name is in lower case, with all its values. Returns false if it is missing.
 fn push_header(into: &mut Vec<u8>, headers: &HeaderMap, name: &str) -> bool {
     into.extend_from_slice(name.as_bytes());
     into.push(b':');
     let mut count = 0;
-    for value in headers.get_all(name) {
+    // Requests have few headers, and a lookup would first have to parse the name.
+    for (_, value) in headers.iter().filter(|(own, _)| own.as_str() == name) {
         if count > 0 {
             into.push(b',');
         }
@@ -99,7 +102,7 @@ pub(crate) fn canonical_request(head: &Parts, signed_headers: &str, payload: &[u
     for part in [head.method.as_str(), "\n", &*path, "\n", query.as_deref().unwrap_or_default(), "\n"] {
         text.extend_from_slice(part.as_bytes());
     }
-    for name in signed_headers.split(';') {
+    for name in split(signed_headers, b';') {
         push_header(&mut text, &head.headers, name).then_some(())?;
     }
     for part in [b"\n", signed_headers.as_bytes(), b"\n", payload] {
@@ -108,36 +111,56 @@ pub(crate) fn canonical_request(head: &Parts, signed_headers: &str, payload: &[u
     Some(text)
 }
 
+/// The length of most strings to sign, in bytes.
+const TO_SIGN_BYTES: usize = 192;
+
 /// Returns the string to sign: the algorithm, the time, the scope, and the hash of the canonical
 /// request.
 pub(crate) fn string_to_sign(stamp: &[u8], scope: &str, canonical: &[u8]) -> Vec<u8> {
-    let mut text = [&b"AWS4-HMAC-SHA256\n"[..], stamp, b"\n", scope.as_bytes(), b"\n"].concat();
+    let mut text = Vec::with_capacity(TO_SIGN_BYTES);
+    for part in [&b"AWS4-HMAC-SHA256\n"[..], stamp, b"\n", scope.as_bytes(), b"\n"] {
+        text.extend_from_slice(part);
+    }
     push_hex(&mut text, &Sha256::digest(canonical));
     text
 }
 
 /// Appends bytes in hexadecimal digits.
 pub(crate) fn push_hex(into: &mut Vec<u8>, bytes: &[u8]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for byte in bytes {
-        into.extend_from_slice(&[byte >> 4, byte & 15].map(|half| DIGITS[usize::from(half)]));
+    let begin = into.len();
+    into.resize(begin + 2 * bytes.len(), 0);
+    for (digits, byte) in into[begin..].as_chunks_mut().0.iter_mut().zip(bytes) {
+        *digits = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
     }
 }
 
 /// Returns the 32 bytes of 64 lower-case hexadecimal digits; `None` for any other text.
 pub(crate) fn parse_hex(text: &[u8]) -> Option<[u8; 32]> {
     let text: &[u8; 64] = text.try_into().ok()?;
-    let half = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let mut bytes = [0; 32];
+    let (mut bytes, mut all) = ([0; 32], 0);
     for (byte, [high, low]) in bytes.iter_mut().zip(text.as_chunks::<2>().0) {
-        *byte = half(*high)? << 4 | half(*low)?;
+        let (high, low) = (VALUES[usize::from(*high)], VALUES[usize::from(*low)]);
+        all |= high | low;
+        *byte = high << 4 | low;
     }
-    Some(bytes)
+    (all & NO_DIGIT == 0).then_some(bytes)
 }
+
+const NO_DIGIT: u8 = 0x80;
+
+/// The value of each lower-case hexadecimal digit. The digits of a signature are random, so that
+/// every second branch on one would be mispredicted.
+static VALUES: [u8; 256] = {
+    let mut values = [NO_DIGIT; 256];
+    let mut value = 0;
+    while value < 16 {
+        values[DIGITS[value] as usize] = value as u8;
+        value += 1;
+    }
+    values
+};
+
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 /// Returns the current time, in seconds since 1970.
 pub(crate) fn now() -> u64 {

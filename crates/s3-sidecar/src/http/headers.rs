@@ -165,6 +165,9 @@ const TABLE: &[(&str, Rule)] = &[
     ("x-amz-write-offset-bytes", Plain),
 ];
 
+/// The prefix of S3's headers.
+const AMZ: &str = "x-amz-";
+
 /// The prefix of user metadata.
 const METADATA: &str = "x-amz-meta-";
 
@@ -193,6 +196,14 @@ const MISTAKABLE: &[&str] = &[
     "x-tos-",
 ];
 
+/// Returns a name in lower case, which most names are in already.
+pub(crate) fn in_lower_case(name: &str) -> Cow<'_, str> {
+    match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        true => name.to_ascii_lowercase().into(),
+        false => name.into(),
+    }
+}
+
 /// Returns a name in lower case, with every separator replaced by a dash.
 pub(crate) fn folded(name: &str) -> Cow<'_, str> {
     let is_folded = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -208,9 +219,10 @@ pub(crate) fn folded(name: &str) -> Cow<'_, str> {
 
 /// Returns whether some endpoint may take a name for a header of S3. Such a header must be signed.
 pub(crate) fn is_of_s3(name: &str) -> bool {
-    // A quick check for most names.
-    name.as_bytes().first().is_some_and(|byte| byte.eq_ignore_ascii_case(&b'x'))
-        && folded(name).starts_with("x-amz-")
+    // Quick checks for most names.
+    name.starts_with(AMZ)
+        || name.as_bytes().first().is_some_and(|byte| byte.eq_ignore_ascii_case(&b'x'))
+            && folded(name).starts_with(AMZ)
 }
 
 /// Returns the treatment of a header by its name in lower case.
@@ -227,9 +239,26 @@ fn rule(name: &str) -> Option<Rule> {
     if let Some(rest) = name.strip_prefix(METADATA) {
         return Some(if folded(rest).contains("snowball") { Archive } else { Plain });
     }
-    let at = TABLE.binary_search_by(|(known, _)| (*known).cmp(name)).ok()?;
-    Some(TABLE[at].1)
+    let order = |known: &str| known.len().cmp(&name.len()).then_with(|| known.cmp(name));
+    let at = BY_LENGTH.binary_search_by(|(known, _)| order(known)).ok()?;
+    Some(BY_LENGTH[at].1)
 }
+
+/// The table in the order of the names' lengths, in which most steps of a search compare numbers.
+static BY_LENGTH: [(&str, Rule); TABLE.len()] = {
+    let mut sorted = [TABLE[0]; TABLE.len()];
+    let mut at = 1;
+    while at < TABLE.len() {
+        let mut place = at;
+        while place > 0 && sorted[place - 1].0.len() > TABLE[at].0.len() {
+            sorted[place] = sorted[place - 1];
+            place -= 1;
+        }
+        sorted[place] = TABLE[at];
+        at += 1;
+    }
+    sorted
+};
 
 /// Returns whether a header is known to be meant for the endpoint. A client cannot declare such a
 /// header a connection header.

@@ -6,3 +6,4 @@ pub(crate) mod framing;
 pub(crate) mod headers;
 pub(crate) mod read;
 pub(crate) mod target;
+pub(crate) mod text;

@@ -92,6 +92,8 @@ const HARMLESS_PARAMETERS: [&str; 12] = [
     "expires",
 ];
 
+const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
+
 impl Read {
     /// Returns the read that a request's head describes, or `None` if the sidecar does not handle
     /// the request.
@@ -119,7 +121,7 @@ impl Read {
         {
             return None;
         }
-        let has_checksums = match headers.get("x-amz-checksum-mode") {
+        let has_checksums = match headers.get(CHECKSUM_MODE) {
             None => false,
             Some(mode) if mode.as_bytes().eq_ignore_ascii_case(b"enabled") => true,
             Some(_) => return None,

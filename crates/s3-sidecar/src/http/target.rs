@@ -19,6 +19,9 @@ use cached_http::values::percent_decoded;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::http::headers::in_lower_case;
+use crate::http::text::{rsplit_once, split_once};
+
 /// An object's identity: a hash of bucket and key.
 pub(crate) type ObjectKey = [u8; 32];
 
@@ -35,14 +38,14 @@ impl Addressing {
 
     /// Returns the target of a host and a path.
     pub(crate) fn target<'a>(&self, host: &str, path: &'a str) -> Target<'a> {
-        let host = without_port(host).to_ascii_lowercase();
+        let host = in_lower_case(without_port(host));
         let Some(path) = path.strip_prefix('/') else { return Target::Unknown };
         let by_host =
             self.domains.iter().find_map(|domain| host.strip_suffix(domain.as_str())?.strip_suffix('.'));
         let (bucket, key) = match by_host {
             Some(bucket) if !bucket.is_empty() => (Cow::Owned(bucket.to_owned()), path),
-            _ if self.domains.contains(&host) || is_local(&host) => {
-                let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+            _ if self.domains.iter().any(|domain| *domain == *host) || is_local(&host) => {
+                let (bucket, key) = split_once(path, b'/').unwrap_or((path, ""));
                 (Cow::Borrowed(bucket), key)
             }
             _ => return Target::Unknown,
@@ -117,7 +120,7 @@ fn is_local(host: &str) -> bool {
 }
 
 fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
+    match rsplit_once(host, b':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     }

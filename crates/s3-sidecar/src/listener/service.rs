@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cached_http::framing::host;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_LENGTH, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Request, Response, StatusCode};
 use tokio::sync::Semaphore;
@@ -28,6 +28,8 @@ use crate::memory::writes::{self, Change, Passing};
 use crate::metrics::{NamedBucket, Outcome};
 use crate::reads::serving::{pass, pass_change};
 use crate::reads::{fresh, gateway};
+
+const EXPECTED_OWNER: HeaderName = HeaderName::from_static("x-amz-expected-bucket-owner");
 
 /// Returns the response to a request.
 pub(crate) async fn answer(
@@ -89,7 +91,7 @@ async fn route(
         if is_here {
             let policy = shared.policies.read().of(&read.bucket, &read.name);
             // Only the endpoint knows a bucket's owner.
-            let may_answer = policy.caches && !head.headers.contains_key("x-amz-expected-bucket-owner");
+            let may_answer = policy.caches && !head.headers.contains_key(EXPECTED_OWNER);
             let class = Class::of_answerable(shared.config.names, &read.bucket, &read.name, read.key);
             if let Some(class) = class.filter(|_| may_answer) {
                 read.take_over(class);
