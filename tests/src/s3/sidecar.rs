@@ -49,11 +49,12 @@ impl Sidecar {
         })
     }
 
+    // S3 permits more user metadata than fit into the default number of headers.
     fn configured(endpoint_url: &str, more: impl FnOnce(&str) -> String) -> Self {
         let daemon = Daemon::start("cached", |place| {
             format!(
                 "[memcached]\nthreads = 1\n[s3]\nlisten = [\"127.0.0.1:0\"]\nupstream = \"{endpoint_url}\"\n\
-                 memory_bytes_max = \"64 MiB\"\n{}\n",
+                 memory_bytes_max = \"64 MiB\"\nheaders_max = 1200\n{}\n",
                 more(place)
             )
         });
