@@ -104,8 +104,8 @@ impl Server {
         // The listeners open first, so that clients wait while a memory file is being taken over,
         // instead of being refused.
         let listeners = Listeners::open(&settings, inherited, &mut Handed::default())?;
-        let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
-        Server::assemble(settings, logging, tls, clock, watch, kv, listeners, None)
+        let store = open_store(&settings, &clock, file, on_taking_over)?;
+        Server::assemble(settings, logging, tls, clock, store, listeners, None)
     }
 
     pub(crate) fn assemble(
@@ -113,8 +113,7 @@ impl Server {
         logging: Logging,
         tls: Option<Arc<ServerTls>>,
         clock: ServerClock,
-        watch: Arc<Watch>,
-        kv: Kv,
+        (watch, kv): (Arc<Watch>, Kv),
         mut listeners: Listeners,
         incarnation: Option<u64>,
     ) -> Result<Server, StartError> {

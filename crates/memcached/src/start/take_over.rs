@@ -76,12 +76,12 @@ impl PreparedServer {
             }
             _ => ServerClock::continuing(state.clock_secs, state.clock_nanos, state.monotonic_nanos),
         };
-        let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
+        let store = open_store(&settings, &clock, file, on_taking_over)?;
         faults::at_step("rebuilt");
         logging.set(state.verbosity.max(settings.verbosity));
         let mut server = {
             let incarnation = Some(state.incarnation).filter(|number| *number != 0);
-            Server::assemble(settings, logging, tls, clock, watch, kv, listeners, incarnation)?
+            Server::assemble(settings, logging, tls, clock, store, listeners, incarnation)?
         };
         server.taken = connections.len() as u32;
         for (number, (handed, socket)) in connections.into_iter().enumerate() {
