@@ -1,7 +1,7 @@
 //! The old process: starts the new one, stops, hands over its state, and continues if the hand-over
 //! fails.
 
-use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, VERSION};
+use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, VERSION, VERSION_ALONE};
 use super::{Channel, ChannelError};
 use super::{Program, VARIABLE};
 use crate::connections::{Command, Pause, Paused, Verdict};
@@ -62,8 +62,9 @@ impl Successor {
         memory_file: Option<(u64, u64)>,
         deadline: Instant,
     ) -> Result<(), ChannelError> {
+        let is_of_ring = sockets.iter().any(|socket| socket.kind == SocketKind::Ring);
         let offer = Offer {
-            version: VERSION,
+            version: if is_of_ring { VERSION } else { VERSION_ALONE },
             program: env!("CARGO_PKG_VERSION").into(),
             sockets: u16::try_from(sockets.len()).map_err(|_| ChannelError::Unexpected)?,
             memory_file,

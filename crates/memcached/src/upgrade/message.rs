@@ -13,8 +13,10 @@ use crate::connections::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
 use crate::listen::SocketKind;
 use cached_proto::Protocol;
 
-/// The version of the messages, which must be the same in both processes.
+/// The version of the messages of a node of a ring.
 pub(crate) const VERSION: u16 = 3;
+/// The version of the messages of a server without a ring: programs from before the ring know it.
+pub(crate) const VERSION_ALONE: u16 = 2;
 
 /// The maximum size of a packet.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 128 << 10;
@@ -98,11 +100,11 @@ pub(crate) struct MemoryState {
     /// The system's monotonic clock at the same moment, in nanoseconds.
     pub(crate) monotonic_nanos: u64,
     pub(crate) verbosity: u8,
-    /// The number by which the other nodes of a ring recognise this node while it runs; 0 without a
-    /// ring.
-    pub(crate) incarnation: u64,
     /// The number of connections that follow.
     pub(crate) connections: u32,
+    /// The number by which the other nodes of a ring recognise this node while it runs; 0 without a
+    /// ring, and then not sent.
+    pub(crate) incarnation: u64,
 }
 
 /// The error for bytes that are not a valid message.
@@ -132,13 +134,16 @@ impl Message {
             }
             Message::Prepared => out.push(3),
             Message::Memory(state) => {
-                out.push(4);
+                // Programs from before the ring know the first kind only.
+                out.push(if state.incarnation == 0 { 4 } else { 11 });
                 out.extend_from_slice(&state.clock_secs.to_le_bytes());
                 out.extend_from_slice(&state.clock_nanos.to_le_bytes());
                 out.extend_from_slice(&state.monotonic_nanos.to_le_bytes());
                 out.push(state.verbosity);
-                out.extend_from_slice(&state.incarnation.to_le_bytes());
                 out.extend_from_slice(&state.connections.to_le_bytes());
+                if state.incarnation != 0 {
+                    out.extend_from_slice(&state.incarnation.to_le_bytes());
+                }
             }
             Message::Connections(connections) => {
                 out.push(5);
@@ -176,16 +181,16 @@ impl Message {
                 Message::Socket { kind, name: rest.text()? }
             }
             3 => Message::Prepared,
-            4 => {
+            kind @ (4 | 11) => {
                 let state = MemoryState {
                     clock_secs: rest.u32()?,
                     clock_nanos: rest.u32()?,
                     monotonic_nanos: rest.u64()?,
                     verbosity: rest.byte()?,
-                    incarnation: rest.u64()?,
                     connections: rest.u32()?,
+                    incarnation: if kind == 11 { rest.u64()? } else { 0 },
                 };
-                if state.clock_nanos >= 1_000_000_000 {
+                if state.clock_nanos >= 1_000_000_000 || (kind == 11 && state.incarnation == 0) {
                     return Err(Unknown);
                 }
                 Message::Memory(state)
@@ -215,7 +220,7 @@ fn offer(bytes: &[u8]) -> Result<Message, Unknown> {
     let mut rest = Reader(bytes);
     let version = rest.u16()?;
     let none = Offer { version, program: String::new(), sockets: 0, memory_file: None };
-    if version != VERSION {
+    if !(VERSION_ALONE..=VERSION).contains(&version) {
         return Ok(Message::Offer(none));
     }
     let (program, sockets, has_file) = (rest.text()?, rest.u16()?, rest.flag()?);
@@ -333,6 +338,24 @@ mod tests {
             phase,
             input: input.to_vec(),
         }
+    }
+
+    /// The layout that programs from before the ring send and expect.
+    #[test]
+    fn a_server_without_a_ring_is_understood_by_programs_from_before_the_ring() {
+        let state = MemoryState {
+            clock_secs: 1,
+            clock_nanos: 2,
+            monotonic_nanos: 3,
+            verbosity: 4,
+            connections: 5,
+            incarnation: 0,
+        };
+        let packet = [4, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 4, 5, 0, 0, 0];
+        assert_eq!(Message::Memory(state).encode(), packet);
+        assert_eq!(Message::decode(&packet), Ok(Message::Memory(state)));
+        let offer = Offer { version: VERSION_ALONE, program: "1".into(), sockets: 0, memory_file: None };
+        assert_eq!(Message::decode(&Message::Offer(offer.clone()).encode()), Ok(Message::Offer(offer)));
     }
 
     fn all() -> Vec<Message> {
@@ -460,6 +483,6 @@ mod tests {
                 known += 1;
             }
         }
-        assert_eq!(known, 8, "all but one are messages");
+        assert_eq!(known, 9, "all but one are messages");
     }
 }

@@ -1,7 +1,7 @@
 //! The new process: takes over sockets, memory and connections from the old one, step by step.
 
 use super::VARIABLE;
-use super::message::{MemoryState, Message, Offer, VERSION};
+use super::message::{MemoryState, Message, Offer, VERSION, VERSION_ALONE};
 use super::{Channel, ChannelError};
 use crate::connections::HandedConnection;
 use crate::listen::{Handed, HandedSocket, SocketKind};
@@ -107,7 +107,7 @@ impl TakeOver {
         let Message::Offer(offer) = channel.receive(deadline)?.0 else {
             return Err(ChannelError::Unexpected.into());
         };
-        if offer.version != VERSION {
+        if !(VERSION_ALONE..=VERSION).contains(&offer.version) {
             return Err(TakeOverError::Version(offer.version));
         }
         faults::at_step("offer");
