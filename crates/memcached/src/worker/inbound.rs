@@ -18,7 +18,6 @@ use crate::connections::ServeLane;
 use crate::exec::{self, Begun, Executor, Next, Target};
 use crate::ring::{Peer, Ring, add};
 use crate::settings::Settings;
-use crate::shared::Shared;
 use crate::stats::ring::own_report;
 use crate::stream::{Body, FULL_BYTES, Mark, Output, Readiness, Socket, Transport};
 use crate::telemetry::heartbeat::Activity;
@@ -423,6 +422,15 @@ impl Worker {
             self.counters.heartbeat.set_idle();
             std::thread::sleep(RETRY);
         }
+    }
+
+    /// Closes the lanes from other nodes whose requests have begun and are not complete. These are
+    /// lost.
+    pub(super) fn break_off_inbound(&mut self) {
+        let Some(own) = &mut self.lanes else { return };
+        let begun: Vec<_> =
+            own.inbound.iter_mut().filter_map(|lane| lane.take_if(|lane| lane.has_begun())).collect();
+        begun.into_iter().for_each(|lane| self.close_inbound(*lane, &Fault::Closed));
     }
 }
 

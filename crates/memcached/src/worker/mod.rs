@@ -595,7 +595,10 @@ impl Worker {
     /// connection once its client has accepted the replies, until no connection is left or
     /// `drain_timeout` has passed. A client that keeps sending is not served any longer than that.
     fn drain(&mut self, events: &mut Vec<epoll::Event>) {
-        self.run_commands();
+        // After a hand-over another process has the store.
+        if !self.aborted {
+            self.run_commands();
+        }
         let end = Instant::now() + self.shared.live.drain_timeout.get();
         while !self.aborted && self.shared.defect.get().is_none() {
             self.pump_lanes();

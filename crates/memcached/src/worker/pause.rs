@@ -26,6 +26,8 @@ impl Worker {
         let end = Instant::now() + finish_within;
         self.finish_requests(end);
         self.leave_inbound(end.min(Instant::now() + LEAVE_WITHIN));
+        // Nothing of the store may be held when the other process takes it.
+        self.break_off_inbound();
         // Fails if the pause was abandoned, in which case there is no verdict either.
         let _ = report.send(self.paused());
         drop(report);

@@ -4,6 +4,7 @@ use super::*;
 use crate::connections::CommandQueue;
 use crate::process::Logging;
 use crate::settings::{RingSecrets, RingSettings, Settings};
+use crate::shared::Shared;
 use crate::shared::clock::ServerClock;
 use crate::telemetry::watch::Watch;
 use cached_core::arena::ArenaFile;
@@ -429,7 +430,7 @@ fn a_lane_that_is_not_read_holds_little_and_loses_nothing() {
 #[test]
 fn costly_requests_are_executed_one_in_each_turn() {
     let folder = tempfile::tempdir().unwrap();
-    let file = ArenaFile::open(&folder.path().join("memory")).expect("a memory file");
+    let file = ArenaFile::open(folder.path().join("memory")).expect("a memory file");
     let mut owner = Owner::with_file(Some(file));
     let mut entry = Entry::new(&mut owner);
     for place in 1..=5 {
@@ -473,6 +474,30 @@ fn a_lost_lane_drops_what_has_arrived_in_part() {
     assert_eq!(owner.inbound().count(), 0);
     assert_eq!(owner.ring().collected_bytes.load(Ordering::Relaxed), 0);
     assert!(owner.value("other").starts_with(b"END"));
+}
+
+/// The process that follows has the store: a value that the old one still pins or receives would be
+/// released in the memory of the other.
+#[test]
+fn a_hand_over_ends_lanes_that_hold_something_of_the_store() {
+    let mut owner = Owner::new();
+    let mut half = Entry::new(&mut owner);
+    half.set(&mut owner, "k", &[b'v'; 900_000]);
+    half.ask_with(1, "k", Flags::PARTS, b"set k 0 0 200000\r\nhalf");
+    half.pump(&mut owner);
+    let mut unread = Entry::new(&mut owner);
+    unread.ask(1, "k", "get k\r\n");
+    unread.send();
+    owner.turn();
+    let idle = Entry::new(&mut owner);
+    assert_eq!(owner.inbound().filter(|lane| lane.has_begun()).count(), 2);
+    owner.worker.leave_inbound(Instant::now());
+    owner.worker.break_off_inbound();
+    assert_eq!(owner.inbound().filter(|lane| lane.has_begun()).count(), 0);
+    for mut lane in [half, unread] {
+        assert_eq!(lane.ended.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+    }
+    drop(idle);
 }
 
 #[test]
