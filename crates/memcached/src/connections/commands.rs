@@ -51,6 +51,8 @@ pub(crate) enum Command {
 pub(crate) struct OpenLane {
     /// The name of the node.
     pub(crate) node: String,
+    /// The address at which it was reached.
+    pub(crate) address: String,
     pub(crate) socket: OwnedFd,
     /// Dropped when the lane has ended, so that another one may be opened.
     pub(crate) ended: oneshot::Sender<()>,
@@ -60,11 +62,22 @@ pub(crate) struct OpenLane {
 pub(crate) struct NoLane {
     /// The name of the node.
     pub(crate) node: String,
-    /// Whether there is a node that may accept connections soon, so that requests that it has not
-    /// executed may wait.
-    pub(crate) is_there: bool,
+    /// What was found at the node's address.
+    pub(crate) found: AtAddress,
     /// The reason.
     pub(crate) why: String,
+}
+
+/// What an attempt to open a lane has found at the node's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtAddress {
+    /// Nothing that accepts connections: the node does not run, as far as this node can tell.
+    Nothing,
+    /// A process that does not accept the lane.
+    Refusal,
+    /// A process that does not answer, as while another one takes over from it: requests that the
+    /// node has not executed may wait.
+    Silence,
 }
 
 /// A connection from another node of the ring, on which both have said hello.

@@ -20,8 +20,8 @@ mod info;
 
 pub(crate) use attempts::{Attempts, WrongPassword};
 pub(crate) use commands::{
-    AcceptedConnection, Command, CommandQueue, NoLane, OpenLane, Pause, Paused, PausedConnection, ServeLane,
-    Verdict,
+    AcceptedConnection, AtAddress, Command, CommandQueue, NoLane, OpenLane, Pause, Paused, PausedConnection,
+    ServeLane, Verdict,
 };
 pub(crate) use info::{
     ConnInfo, ConnState, Endpoints, HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase, HeldMemory,

@@ -110,6 +110,15 @@ struct Lane {
     pinged: Option<Instant>,
 }
 
+impl Lane {
+    /// Returns whether a request of `bytes` may be queued. Those who wait for room are served before
+    /// others, who could take all of it for ever.
+    fn has_room(&self, bytes: usize) -> bool {
+        let is_late = !self.waiting.is_empty() && !self.outbound.is_below_half();
+        !is_late && self.outbound.room() >= bytes
+    }
+}
+
 /// What [`Lanes::tick`] finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pulse {
@@ -215,11 +224,7 @@ impl Lanes {
         }
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         debug_assert!((1..=MESSAGE_BYTES_MAX).contains(&bytes), "a request of {bytes} bytes");
-        // Those who wait are served before others: otherwise others could take all room for ever.
-        let is_late = !lane.waiting.is_empty() && !lane.outbound.is_below_half();
-        let has_room =
-            lane.outbound.room() >= bytes && (!flags.has(Flags::PARTS) || lane.outbound.may_open());
-        if is_late || !has_room {
+        if !lane.has_room(bytes) || (flags.has(Flags::PARTS) && !lane.outbound.may_open()) {
             lane.waiting.insert(to.slot);
             return Err(Refused::NoRoom(node));
         }
@@ -232,7 +237,7 @@ impl Lanes {
     pub(crate) fn has_room(&mut self, slot: u32, node: NodeIndex, bytes: usize) -> bool {
         let Some(at) = self.of_node.get(node.index()).copied().flatten() else { return true };
         let lane = &mut self.lanes[usize::from(at)];
-        let has_room = lane.state == LaneState::Away || lane.outbound.room() >= bytes;
+        let has_room = lane.state == LaneState::Away || lane.has_room(bytes);
         if !has_room {
             lane.waiting.insert(slot);
         }
@@ -314,6 +319,11 @@ impl Lanes {
             self.of_node.push(Some(at as u16));
         }
         self.map = map;
+    }
+
+    /// Returns whether the map has this address for a node.
+    pub(crate) fn is_at(&self, node: &str, address: &str) -> bool {
+        self.map.find(node).is_some_and(|index| self.map.node(index).ring == address)
     }
 
     /// Returns the number of lanes, open or not.

@@ -122,12 +122,12 @@ impl Peer {
         self.is_unreachable.store(true, Ordering::Release);
     }
 
-    /// Returns whether the peer may have another map in force than `map`, and not a later one. A peer
-    /// to which there is no lane for a moment may run nevertheless.
+    /// Returns whether the peer may have another map in force than `map`, an earlier or a later one. A
+    /// peer to which there is no lane for a moment may run nevertheless.
     pub(super) fn is_behind(&self, map: MapInForce) -> bool {
         let is_open = (0..self.workers.len()).any(|worker| self.is_open(worker));
         let is_gone = !is_open && self.is_unreachable.load(Ordering::Acquire);
-        !is_gone && self.told.lock().map.is_none_or(|told| told.version <= map.version && told != map)
+        !is_gone && self.told.lock().map.is_none_or(|told| told != map)
     }
 
     fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {

@@ -7,7 +7,7 @@
 
 use super::inbound::{InboundLane, SUSPENDED_BYTES_MAX, collected_bytes_max};
 use super::{ConnectionSlot, Worker};
-use crate::connections::{Command, NoLane, OpenLane};
+use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::ring::{LaneId, Lanes, Outcome, Pulse, STRANGERS_MAX};
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -254,7 +254,7 @@ impl Worker {
     pub(super) fn run_lane_command(&mut self, command: Command) {
         match command {
             Command::OpenLane(lane) => self.open_lane(lane),
-            Command::NoLane(NoLane { node, is_there, why }) => self.no_lane(&node, is_there, &why),
+            Command::NoLane(NoLane { node, found, why }) => self.no_lane(&node, found, &why),
             Command::ServeLane(lane) => self.open_inbound(lane),
             // The sender is dropped after the lane was closed.
             Command::EndLane(number, _done) => self.end_inbound(number),
@@ -313,14 +313,19 @@ impl Worker {
 
     /// Takes a connection to another node.
     fn open_lane(&mut self, open: OpenLane) {
-        let OpenLane { node, socket, ended } = open;
+        let OpenLane { node, address, socket, ended } = open;
         let at = self.with_lanes(|_, lanes, _| lanes.find(&node)).flatten();
         let Some(at) = at else { return self.refuse_lane(&node, "it is not in the map") };
+        if self.with_lanes(|_, lanes, _| lanes.is_at(&node, &address)) != Some(true) {
+            return self.refuse_lane(&node, "the map has another address for it");
+        }
         if self.with_lanes(|_, lanes, _| lanes.is_open(at)) == Some(true) {
             self.close_lane(at, Ended::Failed("another connection was opened".into()));
         }
         if let Err(error) = register(&self.epoll, socket.as_fd(), LANE_FIRST + at as u64) {
-            return self.refuse_lane(&node, &format!("epoll does not accept it: {error}"));
+            let cause = format!("epoll does not accept it: {error}");
+            self.refuse_lane(&node, &cause);
+            return self.no_lane(&node, AtAddress::Refusal, &cause);
         }
         self.with_lanes(|own, lanes, _| {
             if own.outbound.len() <= at {
@@ -343,18 +348,18 @@ impl Worker {
         }
     }
 
-    /// Notes that no connection to a node can be opened. Requests that wait for one fail, unless the
-    /// node `is_there`.
-    fn no_lane(&mut self, node: &str, is_there: bool, cause: &str) {
+    /// Notes that no connection to a node can be opened. Requests that wait for one fail, unless
+    /// the node is only silent.
+    fn no_lane(&mut self, node: &str, found: AtAddress, cause: &str) {
         self.with_lanes(|_, lanes, each| {
             let Some(at) = lanes.find(node) else { return };
             lanes.peer(at).set_tried();
-            if !is_there {
+            if found == AtAddress::Nothing {
                 lanes.peer(at).set_unreachable();
             }
             if lanes.is_connecting(at) {
                 lanes.give_up(at, each);
-            } else if !is_there && lanes.is_resuming(at) {
+            } else if found != AtAddress::Silence && lanes.is_resuming(at) {
                 tracing::warn!(node, cause, "the node has ended: requests that waited for it fail");
                 lanes.give_up(at, each);
             }

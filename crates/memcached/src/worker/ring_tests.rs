@@ -2,9 +2,8 @@
 
 use super::Worker;
 use super::maps::{MapThread, Step, adopt_items};
-use crate::connections::NoLane;
 use crate::connections::{
-    AcceptedConnection, Command, CommandQueue, ConnInfo, Endpoints, OpenLane, ServeLane,
+    AcceptedConnection, AtAddress, Command, CommandQueue, ConnInfo, Endpoints, NoLane, OpenLane, ServeLane,
 };
 use crate::process::Logging;
 use crate::settings::{RingSecrets, RingSettings, Settings};
@@ -95,7 +94,9 @@ impl Node {
     /// Takes one end of a lane to the node `to`.
     fn dial(&mut self, to: &str, socket: UnixStream) -> oneshot::Receiver<()> {
         let (ended, has_ended) = oneshot::channel();
-        let lane = OpenLane { node: to.into(), socket: socket.into(), ended };
+        let map = self.worker.shared.ring.as_ref().unwrap().lanes(0).map().clone();
+        let address = map.find(to).map_or_else(String::new, |at| map.node(at).ring.clone());
+        let lane = OpenLane { node: to.into(), address, socket: socket.into(), ended };
         self.worker.run_lane_command(Command::OpenLane(lane));
         has_ended
     }
@@ -110,7 +111,7 @@ impl Node {
     }
 
     fn cannot_reach(&mut self, peer: &str) {
-        let why = NoLane { node: peer.into(), is_there: false, why: "refused".into() };
+        let why = NoLane { node: peer.into(), found: AtAddress::Nothing, why: "refused".into() };
         self.worker.run_lane_command(Command::NoLane(why));
     }
 

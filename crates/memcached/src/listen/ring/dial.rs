@@ -1,7 +1,7 @@
 //! Opens the lanes of this node's workers, and opens each again when it has ended.
 
 use super::{Failure, Handshake, greeting, unix_time_ms};
-use crate::connections::{Command, NoLane, OpenLane};
+use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::ring::{MapInForce, Peer, Ring};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
@@ -104,7 +104,12 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
                 lanes.opened(&shared, &peer, address, &welcome);
                 peer.set_open(worker, true);
                 let (ended, has_ended) = oneshot::channel();
-                queue.send(Command::OpenLane(OpenLane { node: node.clone(), socket, ended }));
+                queue.send(Command::OpenLane(OpenLane {
+                    node: node.clone(),
+                    address: address.clone(),
+                    socket,
+                    ended,
+                }));
                 // The worker only drops the sender.
                 let _ = has_ended.await;
             }
@@ -113,12 +118,12 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
                 lanes.failed(&node, &failure);
                 // A process from which another one is taking over accepts connections, but does not
                 // answer for a moment.
-                let is_there = matches!(failure, Failure::Late);
-                queue.send(Command::NoLane(NoLane {
-                    node: node.clone(),
-                    is_there,
-                    why: failure.to_string(),
-                }));
+                let found = match failure {
+                    Failure::Unreachable(_) => AtAddress::Nothing,
+                    Failure::Late => AtAddress::Silence,
+                    _ => AtAddress::Refusal,
+                };
+                queue.send(Command::NoLane(NoLane { node: node.clone(), found, why: failure.to_string() }));
             }
         }
         // The first attempt after a lane has ended is immediate, unless lanes end as soon as they open.
