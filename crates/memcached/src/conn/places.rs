@@ -115,6 +115,13 @@ pub(super) struct Sending {
     pub(super) sent: Option<(LaneId, usize)>,
 }
 
+impl Sending {
+    /// Returns whether nothing was sent, and the request is too long for one message.
+    pub(super) fn begins_in_parts(&self) -> bool {
+        self.sent.is_none() && self.bytes.len() > MESSAGE_BYTES_MAX
+    }
+}
+
 /// The lanes of the worker, and what the connection needs to use them.
 pub(super) struct Way<'a> {
     pub(super) lanes: &'a mut Lanes,

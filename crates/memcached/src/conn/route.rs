@@ -10,7 +10,7 @@
 
 use super::drive::Budget;
 use super::merge::{Every, LINE_BYTES_MAX, Merge};
-use super::places::{NoRoom, Routed, Way};
+use super::places::{NoRoom, Routed, Sending, Way};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor, Next, Target};
 use crate::ring::{LaneId, Lanes, Outcome, Route};
@@ -127,6 +127,17 @@ impl Connection {
                 return (used, Some(StopReason::Output));
             }
             let rest = &input[used..];
+            // The owner keeps memory for a request in parts until the last one, so it begins once its
+            // client has taken all earlier replies: then nothing keeps the parts from following.
+            if routed.sending.as_ref().is_some_and(Sending::begins_in_parts) {
+                if routed.has_places() {
+                    routed.is_blocked = true;
+                    return (used, Some(StopReason::Input));
+                }
+                if !executor.out.is_empty() {
+                    return (used, Some(StopReason::Output));
+                }
+            }
             if let Some(sending) = &routed.sending
                 && !self.send_rest_of(routed, way, executor, sending.slot)
             {
