@@ -113,7 +113,7 @@ pub fn from_documents<'a>(
     let given = Map::new(ring, meta.version, nodes, owners).map_err(about)?;
     match map {
         Some(_) => Ok(given),
-        // The nodes are planned once they are known to be right.
+        // The slots are divided only once the nodes have been checked.
         None => {
             let owners = plan(given.nodes(), None);
             Map::new(ring, given.version(), given.nodes().to_vec(), owners).map_err(about)

@@ -16,8 +16,9 @@ pub struct RingPart {
     pub map_digest: String,
     /// Slots whose requests this node executes.
     pub own_slots: u64,
-    /// Slots that this node has been given, and from which it still removes earlier items. Until
-    /// then, requests for them are treated as if their owner was away.
+    /// Slots that this node has been given and does not answer for yet: it removes earlier items,
+    /// or waits until other nodes have the map. In the meantime, requests for these slots are
+    /// treated as if their owner was away.
     pub purging_slots: u64,
     /// All nodes of the map, in the order of their names.
     pub nodes: Vec<RingNode>,

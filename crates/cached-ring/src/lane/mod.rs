@@ -1,6 +1,6 @@
 //! The two ends of a lane: a connection on which one worker of the entry passes requests to one
-//! owner. Both are machines over bytes; the caller has the socket. Here belongs the order of
-//! requests and replies and their limits, not the execution of requests.
+//! owner. Both are machines over bytes; the caller has the socket. Both ends keep the order
+//! and the limits of requests and replies; the caller executes the requests.
 
 mod inbound;
 mod outbound;

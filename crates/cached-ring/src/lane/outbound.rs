@@ -21,7 +21,7 @@ const HEADS_BYTES_MAX: usize = OPEN_MAX * HEAD_KEPT_BYTES;
 /// The capacity that an idle lane keeps, in bytes.
 const IDLE_BYTES: usize = 4096;
 
-/// Whom an answer is for. It has a meaning only to the caller.
+/// The receiver of an answer. Only the caller interprets the fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Waiter {
     /// The slot of the connection within its worker.
@@ -484,7 +484,7 @@ impl Outbound {
         self.log.len() - (self.sent - self.base) as usize
     }
 
-    /// Returns an id that no request has which is not answered completely.
+    /// Returns an id that differs from the ids of all requests without a complete answer.
     fn next_id(&mut self) -> u32 {
         loop {
             self.previous = self.previous.wrapping_add(1);
@@ -637,7 +637,7 @@ impl Outbound {
         Ok(waiting)
     }
 
-    /// Drops what is sent and before the first request whose bytes are kept.
+    /// Drops the sent bytes before the first request whose bytes are kept.
     fn trim(&mut self) {
         if self.waiting.is_empty() {
             self.forgotten.clear();

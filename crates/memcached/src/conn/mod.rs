@@ -183,7 +183,7 @@ impl Connection {
     }
 }
 
-/// A connection of a ring that holds no more than this is not counted.
+/// The memory of a connection of a ring is counted only above this number of bytes.
 const ROUTED_BYTES_MIN: usize = 1 << 10;
 
 /// The position of a connection within its input, between two bytes.
@@ -203,7 +203,7 @@ enum Phase {
     Swallow(usize),
     /// Receiving log lines from the log thread; input is ignored.
     Watch(Subscription),
-    /// Of a ring: the phase within the input is in the box.
+    /// A connection of a ring; the box contains the phase within the input.
     Routed(Box<Routed>),
 }
 

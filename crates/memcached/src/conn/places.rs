@@ -66,7 +66,7 @@ pub(super) struct Routed {
     pub(super) sending: Option<Sending>,
     /// Whether the input begins with a request that waits: for replies, or for space in a lane.
     pub(super) is_blocked: bool,
-    /// Whether a request has waited until no place is left.
+    /// Whether the next request has waited for the replies to all earlier requests.
     pub(super) has_waited: bool,
     /// Whether the client sends nothing more: the connection ends after the last place.
     pub(super) is_ending: bool,
@@ -131,7 +131,7 @@ pub(super) struct Way<'a> {
     pub(super) is_datagram: bool,
 }
 
-/// There is no space in a lane. The connection is woken when there is.
+/// A lane has no room. The connection is woken once it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoRoom;
 

@@ -58,7 +58,7 @@ impl Connection {
     }
 
     /// Takes the answer of another node, for the place that `to` names. Returns whether the
-    /// connection must be driven, because it can make progress.
+    /// connection must be driven: it can make progress, or its memory must be counted.
     pub(crate) fn answer(&mut self, to: Waiter, id: LaneId, outcome: Outcome<'_>) -> bool {
         let Phase::Routed(routed) = &mut self.phase else { return false };
         let wakes = routed.answer(to, id, outcome);
@@ -127,8 +127,9 @@ impl Connection {
                 return (used, Some(StopReason::Output));
             }
             let rest = &input[used..];
-            // The owner keeps memory for a request in parts until the last one, so it begins once its
-            // client has taken all earlier replies: then nothing keeps the parts from following.
+            // The owner keeps memory for a request in parts until the last part has come. So such a
+            // request begins only once its client has taken all earlier replies, after which the
+            // parts can follow without a pause.
             if routed.sending.as_ref().is_some_and(Sending::begins_in_parts) {
                 if routed.has_places() {
                     routed.is_blocked = true;

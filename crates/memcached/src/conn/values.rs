@@ -37,7 +37,8 @@ impl Connection {
                 let begun = routed.own(executor, begin);
                 self.phase = Phase::of_body(begun, protocol, head, body_len);
             }
-            // A lane keeps no longer head of a request in parts, from which a failure is answered.
+            // If a request in parts fails, its reply is made from the head, which the lane keeps:
+            // so the head has a maximum length.
             Route::Peer(_)
                 if !way.is_datagram
                     && head.len() <= LINE_LEN_MAX

@@ -131,7 +131,7 @@ fn text_away(out: &mut Vec<u8>, own: &[u8], node: &str, why: Why) {
     }
 }
 
-/// Returns whether an `mg` has no effect on an item other than a use of it.
+/// Returns whether an `mg` changes nothing of an item except the record of its use.
 fn is_read(get: &meta::Get<'_>) -> bool {
     let flags = &get.flags;
     let changes = flags.ttl().is_some() || flags.vivify().is_some() || flags.recache().is_some();

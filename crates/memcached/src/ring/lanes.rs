@@ -26,12 +26,12 @@ const REPORT_TICKS: u32 = 4;
 pub(crate) enum Route {
     /// This node.
     Own,
-    /// This node of the worker's map. It is this node itself while it removes the slot's earlier
-    /// items; the request is then refused as if the node was away.
+    /// The owner in the worker's map. If that is this node, its slot is not `Own` yet, and the
+    /// request is refused as if the owner was away.
     Peer(NodeIndex),
 }
 
-/// A request on a lane. It stays valid until the request is answered or has failed.
+/// Identifies a request on a lane until the request is answered or has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LaneId {
     /// The position among the worker's lanes.
@@ -86,12 +86,13 @@ enum LaneState {
     Away,
     /// The worker has a connection.
     Open,
-    /// The peer has ended the last connection in order, and has not executed what is queued: it waits
-    /// for the next connection, for this number of ticks.
+    /// The peer has ended the last connection in order. The queued requests, which the peer has not
+    /// executed, wait for the next connection, for this number of ticks.
     Resuming { ticks: u32 },
 }
 
-/// The lane to one peer. It exists while the peer is in the map, whether it is open or not.
+/// The lane to one peer, open or not. It exists while the peer is in the map or requests to the
+/// peer are unanswered.
 struct Lane {
     peer: Arc<Peer>,
     state: LaneState,
@@ -470,7 +471,7 @@ impl Lanes {
         add(&counts.away, away);
         counts.in_flight.store(lane.outbound.in_flight() as u64, Ordering::Relaxed);
         lane.peer.set_open(worker, false);
-        // They are refused now, or the next lane has room for them.
+        // The requests of these connections are refused now, or the next lane has room for them.
         self.woken.extend(std::mem::take(&mut lane.waiting));
     }
 

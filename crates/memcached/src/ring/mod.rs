@@ -35,11 +35,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use words::{SlotState, Words};
 
-/// The maximum number of nodes at a time that have lanes to this one, and are not in its map: nodes
-/// that a map adds may have it first.
+/// The maximum number of nodes outside this node's map that have lanes to this node at a time: a
+/// node that a new map adds may have the new map earlier than this node.
 pub(crate) const STRANGERS_MAX: usize = 2;
 
-/// The number of nodes above which those are forgotten that have left the map.
+/// From this number of entries on, the entries of nodes that have left the map are dropped.
 const PEERS_MAX: usize = 2 * NODES_MAX;
 
 /// A node's view of its ring.
@@ -52,16 +52,16 @@ pub(crate) struct Ring {
     words: Arc<Words>,
     lanes: Box<[Lock<Lanes>]>,
     maps: Lock<Maps>,
-    /// The map in force, for reports to other nodes.
+    /// The version of the map that other nodes are told is in force ([`announce`](Ring::announce)).
     version: AtomicU64,
     digest: AtomicU64,
-    /// Whether items of slots are being removed.
+    /// Whether slots are being prepared: earlier items are removed, then other nodes' maps awaited.
     is_purging: AtomicBool,
     /// The bytes of values that arrive from other nodes and are collected outside the store.
     pub(crate) collected_bytes: Arc<AtomicUsize>,
     /// The bytes of values that stay pinned because other nodes have not asked for them yet.
     pub(crate) suspended_pins: Arc<AtomicUsize>,
-    /// Notified when another map is in force, or a lane has ended: lanes may have to be opened.
+    /// Notified when another map is in force: lanes may have to be opened.
     pub(crate) changed: Notify,
     /// The thread that puts maps in force.
     pub(crate) thread: OnceLock<Thread>,
@@ -71,7 +71,7 @@ struct Maps {
     in_force: Arc<Map>,
     /// The map that will be in force next.
     next: Option<Arc<Map>>,
-    /// All nodes that have been in a map.
+    /// The other nodes that are in a map, were in one, or have opened a lane to this node.
     peers: BTreeMap<String, Arc<Peer>>,
 }
 
@@ -84,7 +84,8 @@ impl Maps {
 
 impl Ring {
     /// Returns the ring of a node with `workers` workers, with the map of the settings in force.
-    /// Requests that a node has not executed when it ends wait `resume_within` for its successor.
+    /// Requests that another node has not executed when it ends in order wait for its successor,
+    /// for `resume_within` at most.
     pub(crate) fn new(settings: &RingSettings, workers: usize, resume_within: Duration) -> Ring {
         let (own, map) = (settings.node.clone(), settings.map.clone());
         let words = Arc::new(Words::new(&map, map.find(&own)));
@@ -131,7 +132,7 @@ impl Ring {
         self.maps.lock().in_force.clone()
     }
 
-    /// Returns the version and the digest of the map in force.
+    /// Returns the version and the digest of the map that other nodes are told is in force.
     pub(crate) fn map_in_force(&self) -> MapInForce {
         let [version, digest] = [&self.version, &self.digest].map(|word| word.load(Ordering::Relaxed));
         MapInForce { version, digest }
@@ -184,9 +185,9 @@ impl Ring {
         self.maps.lock().next.clone()
     }
 
-    /// Puts a map in force that each worker has received. From now on, no request for a slot begins
-    /// that is another node's; requests for slots that become this node's begin after
-    /// [`end_purge`](Self::end_purge). Returns whether that is necessary.
+    /// Puts a map in force that each worker has received. From now on, no request begins for
+    /// another node's slot; requests for slots that become this node's begin after
+    /// [`end_purge`](Self::end_purge). Returns whether a purge is necessary.
     pub(crate) fn apply(&self, map: &Arc<Map>) -> bool {
         let mut maps = self.maps.lock();
         let is_next = map.version() == maps.in_force.version() + 1;
@@ -201,15 +202,15 @@ impl Ring {
         has_changed
     }
 
-    /// Says to other nodes that a map is in force, once no request is executed any more that began
-    /// under the map before.
+    /// Tells other nodes that a map is in force. No request that began under the previous map may
+    /// still be executing.
     pub(crate) fn announce(&self, map: &Map) {
         self.version.store(map.version(), Ordering::Release);
         self.digest.store(map.digest(), Ordering::Release);
     }
 
     /// Returns whether this node has been given slots for which another node may still execute
-    /// requests, because it has an earlier map in force.
+    /// requests, because the other node may have another map in force.
     pub(crate) fn must_wait(&self) -> bool {
         if self.words.count(SlotState::Purging) == 0 {
             return false;
@@ -231,7 +232,8 @@ impl Ring {
         self.is_purging.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the node's slots back before clients are served, until [`end_purge`](Self::end_purge).
+    /// Makes the node's slots `Purging` before clients are served, until
+    /// [`end_purge`](Self::end_purge).
     pub(crate) fn hold_slots(&self) {
         let map = self.map();
         self.words.apply(&map, self.own_index(&map), false);

@@ -91,8 +91,8 @@ impl Peer {
         self.workers[worker].is_open.load(Ordering::Acquire)
     }
 
-    /// Records whether a worker has a lane to the peer. Who opens one records it before the worker
-    /// receives it, and the worker records its end.
+    /// Records whether a worker has a lane to the peer. The dialler records a new lane before the
+    /// worker receives it, and the worker records the lane's end.
     pub(crate) fn set_open(&self, worker: usize, is_open: bool) {
         self.workers[worker].is_open.store(is_open, Ordering::Release);
     }
@@ -174,8 +174,9 @@ pub(crate) struct RingReport {
     pub(crate) map: MapInForce,
     /// The number of slots whose requests this node executes.
     pub(crate) own_slots: usize,
-    /// The number of slots that this node has been given, and from which it removes earlier items.
-    /// Until then, requests for them are answered as if their owner was away.
+    /// The number of slots that this node has been given and does not answer for yet: it removes
+    /// earlier items, or waits until other nodes have the map. In the meantime, requests for these
+    /// slots are answered as if their owner was away.
     pub(crate) purging_slots: usize,
     /// Whether items of slots are being removed that are not, or have not always been, this node's.
     pub(crate) is_purging: bool,
@@ -192,7 +193,7 @@ pub(crate) struct PeerReport {
     pub(crate) slots: usize,
     /// The number of lanes to it.
     pub(crate) lanes: usize,
-    /// The number of lanes to it if each worker has its own: the node is away if there is none.
+    /// The number of lanes to it when every worker has one.
     pub(crate) lanes_max: usize,
     /// Whether an attempt to open a lane to it has ended, with or without success.
     pub(crate) is_tried: bool,
@@ -220,7 +221,7 @@ pub(crate) struct PeerReport {
     pub(crate) inbound_received_bytes: u64,
     /// Bytes sent on its lanes.
     pub(crate) inbound_sent_bytes: u64,
-    /// Its map at the last ping; `None` before the first lane.
+    /// Its map at the last handshake or ping; `None` before the first lane.
     pub(crate) map: Option<MapInForce>,
     /// By how many milliseconds its clock was ahead when the last lane was opened.
     pub(crate) clock_ms: Option<i64>,

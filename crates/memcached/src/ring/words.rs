@@ -1,15 +1,16 @@
-//! Which slots are this node's own, as one byte for each slot, which every request reads.
+//! The state of each slot at this node, in one byte, which every request reads.
 //!
 //! ```text
-//!          the map gives the slot to this node          its items are removed
+//!          the map gives the slot to this node       items removed, other nodes have the map
 //!   Away ────────────────────────────────────► Purging ───────────────────────► Own
 //!     ▲                                           │                              │
 //!     └───────────────────────────────────────────┴──────────────────────────────┘
 //!                        the map gives the slot to another node
 //! ```
-//! A request is executed only if the slot of its key is `Own`; a value that arrives in pieces is
-//! asked for again when it is stored. So once each worker has completed the request that it was
-//! executing, nothing is stored in a slot that is not `Own`.
+//! A slot that is `Own` becomes `Purging` again if the node may have missed a map. A request is
+//! executed only if the slot of its key is `Own`; for a value that arrives in pieces, the slot is
+//! checked again when the value is stored. So once each worker has completed the request that it
+//! was executing, nothing is stored in a slot that is not `Own`.
 
 use cached_ring::{Map, NodeIndex, SLOTS, Slot};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -20,8 +21,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub(crate) enum SlotState {
     /// The slot belongs to another node.
     Away = 0,
-    /// The slot belongs to this node, which removes the items that it has had in the slot earlier:
-    /// in the meantime, the slot may have belonged to another node.
+    /// The slot belongs to this node, which does not execute requests for it yet: earlier items of
+    /// the slot are being removed, or another node may still execute requests for it.
     Purging = 1,
     /// This node executes the requests for the slot.
     Own = 2,

@@ -143,8 +143,8 @@ impl LiveServer {
         shared.logging.configure(settings.log);
     }
 
-    /// Puts another map of the ring in force soon after this call. The map must have a higher version than the one in
-    /// force, unless it is the same.
+    /// Puts another map of the ring in force soon after this call. The map must have a higher
+    /// version than the map before, unless both are equal.
     ///
     /// # Errors
     /// Returns the reason why the map cannot be used, as a single line. The earlier map then stays in

@@ -40,8 +40,8 @@ pub(crate) struct Output {
     pinned_bytes: usize,
     /// The part of the output that has been sent.
     sent: Progress,
-    /// Whether the next reply follows others that have left this buffer before their time, because
-    /// it waited for them.
+    /// Whether the next request counts as one that follows others of its batch although the buffer
+    /// is empty: the request has waited until the earlier replies had left the buffer.
     pub(crate) follows: bool,
 }
 

@@ -166,7 +166,7 @@ impl Message {
     ///
     /// # Errors
     /// Returns [`Unknown`] if the packet is none of these messages, or exceeds a limit. An offer of
-    /// another version is decoded only up to its version.
+    /// an unknown version is decoded only up to its version.
     pub(crate) fn decode(packet: &[u8]) -> Result<Message, Unknown> {
         if packet.len() > MESSAGE_BYTES_MAX {
             return Err(Unknown);

@@ -84,8 +84,9 @@ impl BackgroundThread {
         Ok(started)
     }
 
-    /// Starts the thread that puts maps of the ring in force, if the server belongs to a ring. It
-    /// sleeps until [`Ring::set_map`](crate::ring::Ring::set_map) wakes it.
+    /// Starts the thread that puts maps of the ring in force, if the server belongs to a ring. The
+    /// thread runs every [`TICK`], and as soon as
+    /// [`Ring::set_map`](crate::ring::Ring::set_map) wakes it.
     ///
     /// # Errors
     /// If the system cannot create a thread.

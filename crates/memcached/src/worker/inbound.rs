@@ -50,7 +50,7 @@ const BUSY_BYTES: usize = FULL_BYTES / 2;
 /// life every second.
 const SILENT_TICKS_MAX: u32 = 40;
 
-/// The delay before lanes are looked at again that are about to end.
+/// The delay before lanes that are about to end are served again.
 const RETRY: Duration = Duration::from_micros(300);
 
 /// The mistake of another node, or the reason why a lane ends.
@@ -424,7 +424,7 @@ impl Worker {
         }
     }
 
-    /// Closes the lanes from other nodes whose requests have begun and are not complete. These are
+    /// Closes the lanes from other nodes that have incomplete requests or unsent replies, which are
     /// lost.
     pub(super) fn break_off_inbound(&mut self) {
         let Some(own) = &mut self.lanes else { return };

@@ -39,8 +39,8 @@ const IDLE_BYTES: usize = 4 << 10;
 /// The number of reads of one lane before others are served.
 pub(super) const READS_MAX: usize = 16;
 
-/// The number of turns in which a lane is read to which nothing can be written any more: enough for
-/// what the sockets hold.
+/// The number of turns in which a lane is still read after a write to it has failed: enough for the
+/// bytes in the socket buffers.
 const LAST_READS_MAX: usize = 8;
 
 /// The slot that has no connection: listing it ends the wait, so that the lanes get their turn.
@@ -348,8 +348,8 @@ impl Worker {
         }
     }
 
-    /// Notes that no connection to a node can be opened. Requests that wait for one fail, unless
-    /// the node is only silent.
+    /// Notes that no connection to a node can be opened. Requests that wait for the first
+    /// connection fail; requests that wait for the next one fail unless the node is only silent.
     fn no_lane(&mut self, node: &str, found: AtAddress, cause: &str) {
         self.with_lanes(|_, lanes, each| {
             let Some(at) = lanes.find(node) else { return };

@@ -8,11 +8,11 @@
 //!                                                         └─► every other node has the map
 //!                                                               └─► gained slots: Own
 //! ```
-//! A slot that is gained may have been this node's earlier, and another node's in the meantime, so
-//! none of its items may be read again. And its owner until now executes requests for it until it has
-//! the map, so a slot has no owner for a moment rather than two. A node at whose address nothing
-//! answers is not waited for. A slot that is lost keeps its memory only until its items are removed as
-//! well.
+//! A gained slot may have been this node's earlier, and another node's in the meantime, so none of
+//! the slot's items may be read again. The previous owner executes requests for the slot until that
+//! owner has the map, so a slot has no owner for a moment rather than two owners. This node does
+//! not wait for a node to which there is no lane and at whose address nothing accepts connections.
+//! The items of lost slots are removed as well, which frees their memory.
 
 use crate::connections::Command;
 use crate::ring::{Ring, TICK};
@@ -75,7 +75,7 @@ pub(crate) fn adopt_items(shared: &Shared) {
         kv.flush_all();
     }
     if mark != NO_RING {
-        // An earlier process had another map: its owners may not have this one yet.
+        // An earlier process had another map, whose owners may not have this map yet.
         kv.set_mark(MIXED);
         return ring.hold_slots();
     }
@@ -193,8 +193,8 @@ impl<'a> MapThread<'a> {
         Step::Done
     }
 
-    /// Removes the items whose slots are not this node's own, and then takes the slots that this node
-    /// has been given.
+    /// Removes the items whose slots are not this node's own, waits until no other node may execute
+    /// requests for the slots that this node has been given, and then takes these slots.
     fn purge(&mut self, ends: &dyn Fn() -> bool) -> Step {
         let begun = Instant::now();
         // From here on, no item is stored in such a slot.

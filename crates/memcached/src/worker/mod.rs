@@ -401,7 +401,7 @@ impl Worker {
                 }
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
-                // A worker that was stopped has several, which say no more than one.
+                // A worker that has stood still finds several ticks, of which one is enough.
                 Command::Tick => is_ticked = true,
                 command => self.run_lane_command(command),
             }

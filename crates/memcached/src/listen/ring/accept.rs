@@ -42,7 +42,7 @@ pub(crate) struct Accepted {
     networks: RefCell<HashMap<Option<IpAddr>, usize>>,
 }
 
-/// A handshake that is counted until this is dropped.
+/// Counts a handshake until this is dropped.
 struct Counted {
     accepted: Rc<Accepted>,
     network: Option<IpAddr>,
@@ -75,7 +75,7 @@ impl Drop for Counted {
     }
 }
 
-/// Another node as the one that opens lanes.
+/// Another node that opens lanes to this node.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     incarnation: u64,
@@ -163,8 +163,8 @@ struct Admitted {
 }
 
 impl Accepted {
-    /// Passes the listener's side of the handshake, and gives the lane to a worker. Sets `name` once
-    /// the peer has said its name.
+    /// Performs the listener's side of the handshake, and gives the lane to a worker. Sets `name`
+    /// once the peer has said its name.
     async fn admit(
         &self,
         shared: &Shared,

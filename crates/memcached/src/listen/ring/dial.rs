@@ -151,7 +151,7 @@ async fn connect(lookups: &Arc<Semaphore>, address: &str) -> io::Result<TcpStrea
     TcpStream::connect(&tokio::task::spawn_blocking(resolve).await??[..]).await
 }
 
-/// Opens a lane: passes the handshake on a new connection.
+/// Opens a lane: performs the handshake on a new connection.
 async fn open(
     shared: &Shared,
     ring: &Ring,
@@ -176,7 +176,7 @@ async fn open(
     Ok((stream.into_std()?.into(), welcome))
 }
 
-/// Passes the dialler's side of the handshake.
+/// Performs the dialler's side of the handshake.
 async fn greet(stream: &mut TcpStream, hello: Hello, secret: Option<&Secret>) -> Result<Welcome, Failure> {
     let mut handshake = Handshake::new(stream);
     handshake.send(&Frame::Hello(hello.clone())).await?;

@@ -8,9 +8,9 @@
 //! Both run in the acceptor's thread. A worker gets a socket only after the [handshake], in which both
 //! nodes have said who they are and, with a secret, have proved that they belong to the ring.
 //!
-//! Lanes keep the order of requests also where one follows another: before a dialler may use a new
-//! lane, the listener has ended the earlier lane of the same worker, so that requests that still were
-//! in it are never executed after later ones.
+//! The order of requests is also kept from one lane to the next: before a dialler may use a new
+//! lane, the listener has ended the earlier lane of the same worker, so that no request of the
+//! earlier lane is executed after one of the new lane.
 //!
 //! [handshake]: Handshake
 
