@@ -117,9 +117,10 @@ impl Peer {
         (told.round_trip, told.report) = (Some(round_trip), Some(report));
     }
 
-    /// Records that no lane can be opened, because nothing answers at the peer's address.
-    pub(crate) fn set_unreachable(&self) {
-        self.is_unreachable.store(true, Ordering::Release);
+    /// Records why no lane can be opened: because nothing accepts connections at the peer's address, or
+    /// for another reason, so that the peer may run.
+    pub(crate) fn set_unreachable(&self, is_unreachable: bool) {
+        self.is_unreachable.store(is_unreachable, Ordering::Release);
     }
 
     /// Returns whether the peer may have another map in force than `map`, an earlier or a later one. A

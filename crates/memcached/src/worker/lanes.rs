@@ -354,9 +354,7 @@ impl Worker {
         self.with_lanes(|_, lanes, each| {
             let Some(at) = lanes.find(node) else { return };
             lanes.peer(at).set_tried();
-            if found == AtAddress::Nothing {
-                lanes.peer(at).set_unreachable();
-            }
+            lanes.peer(at).set_unreachable(found == AtAddress::Nothing);
             if lanes.is_connecting(at) {
                 lanes.give_up(at, each);
             } else if found != AtAddress::Silence && lanes.is_resuming(at) {
