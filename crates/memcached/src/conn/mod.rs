@@ -108,19 +108,19 @@ impl Connection {
     /// Returns the memory that this connection keeps while it waits. `tls_bytes` is the memory of
     /// its TLS buffers.
     fn held(&self, tls_bytes: usize) -> HeldMemory {
-        let (phase, routed) = match &self.phase {
-            Phase::Routed(routed) => (&routed.phase, routed.held_bytes()),
-            phase => (phase, (0, 0)),
+        let (routed_bytes, routed_pinned_bytes) = match &self.phase {
+            Phase::Routed(routed) => routed.held_bytes(),
+            _ => (0, 0),
         };
-        let (body, arriving_bytes) = match phase {
+        let (body, arriving_bytes) = match self.phase.within_input() {
             Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
             _ => (0, 0),
         };
         let output = self.output.as_deref();
         let output_bytes = output.map_or(0, Output::capacity);
         HeldMemory {
-            buffer_bytes: self.input.capacity() + output_bytes + routed.0 + body + tls_bytes,
-            pinned_bytes: output.map_or(0, Output::pinned_bytes) + routed.1,
+            buffer_bytes: self.input.capacity() + output_bytes + routed_bytes + body + tls_bytes,
+            pinned_bytes: output.map_or(0, Output::pinned_bytes) + routed_pinned_bytes,
             arriving_bytes,
         }
     }
@@ -140,11 +140,8 @@ impl Connection {
     #[cold]
     fn publish(&mut self, shared: &Shared, tls_bytes: usize, mut plain: bool) -> After {
         let within_value = std::mem::take(&mut self.within_value);
-        let (phase, has_places) = match &self.phase {
-            Phase::Routed(routed) => (&routed.phase, routed.has_places()),
-            phase => (phase, false),
-        };
-        self.info.set_state(match phase {
+        let has_places = matches!(&self.phase, Phase::Routed(routed) if routed.has_places());
+        self.info.set_state(match self.phase.within_input() {
             _ if self.output.is_some() || has_places => ConnState::Write,
             Phase::Body(_) => ConnState::ReadBody,
             Phase::Command if within_value && !self.input.is_empty() => ConnState::ReadBody,
@@ -219,6 +216,14 @@ struct Gate {
 }
 
 impl Phase {
+    /// Returns the position within the input, also for a connection of a ring.
+    fn within_input(&self) -> &Phase {
+        match self {
+            Phase::Routed(routed) => &routed.phase,
+            phase => phase,
+        }
+    }
+
     /// Returns the phase in which a value of `body_len` bytes, which follows `head`, is received
     /// after its command has begun.
     fn of_body(begun: Begun, protocol: Protocol, head: &[u8], body_len: usize) -> Phase {
@@ -278,12 +283,10 @@ impl Connection {
     /// Returns whether the connection is between two requests, or within a request of which only
     /// the beginning has arrived, and holds no resource of the store.
     pub(crate) fn is_at_rest(&self) -> bool {
-        let phase = match &self.phase {
-            Phase::Routed(routed) if !routed.is_idle() => return false,
-            Phase::Routed(routed) => &routed.phase,
-            phase => phase,
-        };
-        let is_between = match phase {
+        if matches!(&self.phase, Phase::Routed(routed) if !routed.is_idle()) {
+            return false;
+        }
+        let is_between = match self.phase.within_input() {
             Phase::Command | Phase::Gate(_) | Phase::Swallow(_) | Phase::Watch(_) => true,
             Phase::Get { .. } | Phase::Dump(_) | Phase::Body(_) | Phase::Routed(_) => false,
         };
@@ -297,11 +300,7 @@ impl Connection {
         if !self.is_at_rest() || self.info.is_encrypted || self.input.len() > HANDED_INPUT_BYTES_MAX {
             return None;
         }
-        let phase = match &self.phase {
-            Phase::Routed(routed) => &routed.phase,
-            phase => phase,
-        };
-        let phase = match *phase {
+        let phase = match *self.phase.within_input() {
             Phase::Command => HandedPhase::Command,
             Phase::Gate(Gate { swallow, started, failures }) => {
                 HandedPhase::Gate { swallow: swallow as u64, is_started: started, failures }
@@ -344,11 +343,7 @@ impl Connection {
     /// Returns how many bytes of the current request must still be read before the connection can
     /// be at rest.
     pub(crate) fn missing_bytes(&self) -> usize {
-        let phase = match &self.phase {
-            Phase::Routed(routed) => &routed.phase,
-            phase => phase,
-        };
-        match phase {
+        match self.phase.within_input() {
             Phase::Body(body) => body.missing(),
             _ => 0,
         }
