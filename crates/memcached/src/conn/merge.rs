@@ -45,7 +45,7 @@ enum PartRequest {
     /// The lane had no space for this line, whose first key has this slot.
     Unsent(Slot, Vec<u8>),
     Sent(LaneId),
-    /// It is not sent.
+    /// It is never sent: `got` has the whole reply.
     None,
 }
 
@@ -87,9 +87,7 @@ impl Merge {
 
     /// Returns the number of awaited replies.
     pub(super) fn awaited(&self) -> usize {
-        let is_awaited =
-            |part: &&Part| matches!(part.request, PartRequest::Sent(_)) && part.state != Answered::Whole;
-        self.parts.iter().filter(is_awaited).count()
+        self.parts.iter().filter_map(Part::missing).count()
     }
 
     pub(super) fn held_bytes(&self) -> usize {
@@ -226,13 +224,7 @@ impl Merge {
     }
 
     pub(super) fn abandon(&self, lanes: &mut Lanes) {
-        for part in &self.parts {
-            if let PartRequest::Sent(id) = part.request
-                && part.state != Answered::Whole
-            {
-                lanes.forget(id);
-            }
-        }
+        self.parts.iter().filter_map(Part::missing).for_each(|id| lanes.forget(id));
     }
 }
 
@@ -254,6 +246,15 @@ impl Part {
         }
     }
 
+    /// Returns the request that was sent and is not answered completely.
+    fn missing(&self) -> Option<LaneId> {
+        match self.request {
+            PartRequest::Sent(id) if self.state != Answered::Whole => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Gives the part this reply instead of a node's.
     fn fail(&mut self, reply: &[u8]) {
         self.request = PartRequest::None;
         self.got.extend_from_slice(reply);

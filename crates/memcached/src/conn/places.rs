@@ -447,7 +447,7 @@ impl Routed {
         let index = to.place.wrapping_sub(self.first) as usize;
         let Some(place) = self.places.get_mut(index).filter(|_| to.tag == self.tag) else { return false };
         let is_complete = !matches!(outcome, Outcome::Bytes { last: false, .. });
-        match place {
+        let is_awaited = match place {
             Place::Peer(peer) if peer.id == id => {
                 let before = peer.got.len();
                 peer.state = put(&mut peer.got, outcome);
@@ -462,19 +462,14 @@ impl Routed {
                     self.waiting_bytes -= peer.got.len();
                     *place = Place::Cut(std::mem::take(&mut peer.got));
                 }
+                true
             }
-            Place::Merge(merge) => {
-                if !merge.answer(to.part, id, outcome) {
-                    return false;
-                }
-            }
-            Place::Every(every) => {
-                if !every.answer(id, outcome) {
-                    return false;
-                }
-            }
-            // An answer to a request that nobody waits for any longer.
-            Place::Peer(_) | Place::Own(_) | Place::Cut(_) => return false,
+            Place::Merge(merge) => merge.answer(to.part, id, outcome),
+            Place::Every(every) => every.answer(id, outcome),
+            Place::Peer(_) | Place::Own(_) | Place::Cut(_) => false,
+        };
+        if !is_awaited {
+            return false;
         }
         if is_complete {
             self.awaited -= 1;
