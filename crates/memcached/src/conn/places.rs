@@ -274,7 +274,13 @@ impl Routed {
         result
     }
 
-    /// Passes a request to another node; its reply takes the next place.
+    /// Replies to the next request with `bytes`.
+    pub(super) fn reply(&mut self, executor: &mut Executor<'_>, bytes: &[u8]) {
+        self.own(executor, |executor| executor.out.bytes.extend_from_slice(bytes));
+    }
+
+    /// Passes a request, or its first part, to another node; its reply takes the next place. Returns
+    /// the request in its lane; `None` if the node is away, in which case the error is the reply.
     pub(super) fn forward(
         &mut self,
         executor: &mut Executor<'_>,
@@ -283,20 +289,21 @@ impl Routed {
         flags: Flags,
         own: &[u8],
         in_steps: bool,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<Option<LaneId>, NoRoom> {
         match way.request(to.0, self.waiter(way), Some(to.1), flags, own)? {
-            Ok(id) => self.await_reply(id, in_steps),
-            Err(reply) => self.own(executor, |executor| executor.out.bytes.extend_from_slice(&reply)),
+            Ok(id) => {
+                let peer = Peer { id, got: Vec::new(), state: Answered::Awaited, in_steps };
+                self.places.push_back(Place::Peer(peer));
+                self.has_queued = true;
+                self.awaited += 1;
+                self.reading += u32::from(in_steps);
+                Ok(Some(id))
+            }
+            Err(reply) => {
+                self.reply(executor, &reply);
+                Ok(None)
+            }
         }
-        Ok(())
-    }
-
-    /// Takes the next place for the reply of another node.
-    pub(super) fn await_reply(&mut self, id: LaneId, in_steps: bool) {
-        self.places.push_back(Place::Peer(Peer { id, got: Vec::new(), state: Answered::Awaited, in_steps }));
-        self.has_queued = true;
-        self.awaited += 1;
-        self.reading += u32::from(in_steps);
     }
 
     /// Takes the next place for a retrieval of keys of several nodes.
@@ -327,15 +334,9 @@ impl Routed {
             match sending.sent {
                 None => {
                     let flags = if last { binary } else { binary.with(Flags::PARTS) };
-                    match way.request(node, self.waiter(way), Some(sending.slot), flags, part) {
-                        Ok(Ok(id)) => {
-                            self.await_reply(id, false);
-                            sending.sent = Some((id, part.len()));
-                        }
-                        Ok(Err(reply)) => {
-                            self.own(executor, |executor| executor.out.bytes.extend_from_slice(&reply));
-                            break true;
-                        }
+                    match self.forward(executor, way, (node, sending.slot), flags, part, false) {
+                        Ok(Some(id)) => sending.sent = Some((id, part.len())),
+                        Ok(None) => break true,
                         Err(NoRoom) => break false,
                     }
                 }

@@ -214,7 +214,7 @@ impl Connection {
             if let Route::Peer(node) = way.lanes.route(slot) {
                 let own = &rest[..consumed];
                 let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
-                return forwarded.map_or(Step::Blocked, |()| Step::Done(consumed));
+                return forwarded.map_or(Step::Blocked, |_| Step::Done(consumed));
             }
         }
         match text::decode(rest, scanned, &Limits::DEFAULT) {
@@ -260,7 +260,7 @@ impl Connection {
                     (_, Route::Own) => self.execute_text(routed, way, executor, &request, own),
                     (slot, Route::Peer(node)) => {
                         let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
-                        forwarded.map_or(Step::Blocked, |()| Step::Done(consumed))
+                        forwarded.map_or(Step::Blocked, |_| Step::Done(consumed))
                     }
                 }
             }
@@ -272,7 +272,7 @@ impl Connection {
                 self.route_body(routed, way, executor, head, slot, begin)
             }
             Decoded::Refused(refused) if !refused.close => {
-                routed.own(executor, |executor| executor.out.bytes.extend_from_slice(refused.reply));
+                routed.reply(executor, refused.reply);
                 self.swallow(refused.swallow);
                 Step::Done(refused.consumed)
             }
@@ -303,7 +303,7 @@ impl Connection {
                         if let Route::Peer(node) = way.lanes.route(slot) {
                             let to = (node, slot);
                             let forwarded = routed.forward(executor, way, to, Flags::BINARY, own, false);
-                            return forwarded.map_or(Step::Blocked, |()| Step::Done(consumed));
+                            return forwarded.map_or(Step::Blocked, |_| Step::Done(consumed));
                         }
                         routed.own(executor, execute);
                         Step::Done(consumed)
@@ -382,7 +382,7 @@ impl Connection {
             Route::Own if is_of_one => self.execute_text(routed, way, executor, &Request::Get(*get), own),
             Route::Peer(node) if is_of_one && own.len() <= LINE_BYTES_MAX => {
                 let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, count > 1);
-                forwarded.map_or(Step::Blocked, |()| Step::Done(own.len()))
+                forwarded.map_or(Step::Blocked, |_| Step::Done(own.len()))
             }
             _ => {
                 let to = routed.waiter(way);
@@ -415,7 +415,7 @@ impl Connection {
         // The reply has no value.
         let reply = executor.out.split_off(mark).bytes;
         if !is_allowed {
-            routed.own(executor, |executor| executor.out.bytes.extend_from_slice(&reply));
+            routed.reply(executor, &reply);
             return Step::Done(own.len());
         }
         match Every::begin(own, reply, flags, way, routed.waiter(way)) {

@@ -104,7 +104,7 @@ impl Connection {
             Protocol::Text => Flags::HEAD,
             Protocol::Binary => Flags::HEAD.with(Flags::BINARY),
         };
-        routed.forward(executor, way, to, flags, head, false)
+        routed.forward(executor, way, to, flags, head, false).map(drop)
     }
 
     /// Refuses a value for another node for which there is no memory.
