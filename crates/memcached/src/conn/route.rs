@@ -19,7 +19,7 @@ use cached_proto::binary::sasl::is_sasl;
 use cached_proto::meta::KeyBuffer;
 use cached_proto::text::{Get, Request};
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
-use cached_ring::{Flags, Waiter, slot_of};
+use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
 use std::os::fd::BorrowedFd;
 
 /// What became of the request at the front of the input.
@@ -34,6 +34,42 @@ pub(super) enum Step {
     Stop(usize, StopReason),
     /// The connection is no longer routed: its client must authenticate, or has become a watcher.
     Leave(usize),
+}
+
+/// A connection of a ring while its requests are executed.
+pub(super) struct Turn<'a, 'e> {
+    pub(super) routed: &'a mut Routed,
+    pub(super) way: Way<'a>,
+    pub(super) executor: &'a mut Executor<'e>,
+    client: BorrowedFd<'a>,
+}
+
+impl Turn<'_, '_> {
+    /// Returns the node that executes requests for `slot`.
+    pub(super) fn route(&self, slot: Slot) -> Route {
+        self.way.lanes.route(slot)
+    }
+
+    /// Executes something at this node whose reply takes the next place.
+    #[inline]
+    pub(super) fn own<R>(&mut self, execute: impl FnOnce(&mut Executor<'_>) -> R) -> R {
+        self.routed.own(self.executor, execute)
+    }
+
+    /// Passes the request `own` to another node.
+    fn forward(&mut self, to: (NodeIndex, Slot), flags: Flags, own: &[u8], in_steps: bool) -> Step {
+        match self.routed.forward(self.executor, &mut self.way, to, flags, own, in_steps) {
+            Ok(_) => Step::Done(own.len()),
+            Err(NoRoom) => Step::Blocked,
+        }
+    }
+
+    /// Begins the retrieval `get` of the request `own`, whose keys may have several owners.
+    fn merge(&mut self, get: &Get<'_>, own: &[u8]) -> Step {
+        let to = self.routed.waiter(&self.way);
+        self.routed.merge(Merge::begin(get, own, &mut self.way, to));
+        Step::Done(own.len())
+    }
 }
 
 impl Connection {
@@ -95,9 +131,10 @@ impl Connection {
         let mut result = (0, None);
         if let Some(ring) = executor.shared.ring.as_ref() {
             let mut lanes = ring.lanes(self.info.worker);
-            let mut way =
+            let way =
                 Way { lanes: &mut lanes, slot: self.info.slot() as u32, is_datagram: self.is_datagram() };
-            result = self.route_all(&mut routed, &mut way, executor, client, input, budget);
+            let mut turn = Turn { routed: &mut routed, way, executor, client };
+            result = self.route_all(&mut turn, input, budget);
         }
         if !matches!(self.phase, Phase::Gate(_) | Phase::Watch(_)) {
             routed.phase = std::mem::replace(&mut self.phase, Phase::Command);
@@ -108,57 +145,54 @@ impl Connection {
 
     fn route_all(
         &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        client: BorrowedFd<'_>,
+        turn: &mut Turn<'_, '_>,
         input: &[u8],
         budget: &mut Budget,
     ) -> (usize, Option<StopReason>) {
         let mut used = 0;
         let mut scanned = std::mem::take(&mut self.scanned);
-        routed.is_blocked = false;
+        turn.routed.is_blocked = false;
         loop {
-            if routed.settle(executor, way) {
-                routed.abandon(way.lanes);
+            if turn.routed.settle(turn.executor, &mut turn.way) {
+                turn.routed.abandon(turn.way.lanes);
                 return (used, Some(StopReason::Close));
             }
-            if executor.out.is_full() {
+            if turn.executor.out.is_full() {
                 return (used, Some(StopReason::Output));
             }
             let rest = &input[used..];
             // The owner keeps memory for a request in parts until the last part has come. So such a
             // request begins only once its client has taken all earlier replies, after which the
             // parts can follow without a pause.
-            if routed.sending.as_ref().is_some_and(Sending::begins_in_parts) {
-                if routed.has_places() {
-                    routed.is_blocked = true;
+            if turn.routed.sending.as_ref().is_some_and(Sending::begins_in_parts) {
+                if turn.routed.has_places() {
+                    turn.routed.is_blocked = true;
                     return (used, Some(StopReason::Input));
                 }
-                if !executor.out.is_empty() {
+                if !turn.executor.out.is_empty() {
                     return (used, Some(StopReason::Output));
                 }
             }
-            if let Some(sending) = &routed.sending
-                && !self.send_rest_of(routed, way, executor, sending.slot)
+            if let Some(slot) = turn.routed.sending.as_ref().map(|sending| sending.slot)
+                && !turn.send_rest(slot)
             {
-                routed.is_blocked = true;
+                turn.routed.is_blocked = true;
                 return (used, Some(StopReason::Input));
             }
-            if routed.is_ending {
-                let stop = if routed.has_places() { StopReason::Input } else { StopReason::Close };
+            if turn.routed.is_ending {
+                let stop = if turn.routed.has_places() { StopReason::Input } else { StopReason::Close };
                 return (used, Some(stop));
             }
             let step = if !matches!(self.phase, Phase::Command) {
-                self.continue_phase(routed, way, executor, rest)
+                self.continue_phase(turn, rest)
             } else if let Some(&first) = rest.first() {
                 if budget.has_no_request() {
                     return (used, Some(StopReason::Budget));
                 }
                 match *self.protocol.get_or_insert_with(|| Protocol::detect(first)) {
-                    _ if routed.is_full() => Step::Blocked,
-                    Protocol::Text => self.route_text(routed, way, executor, client, rest, scanned),
-                    Protocol::Binary => self.route_binary(routed, way, executor, client, rest),
+                    _ if turn.routed.is_full() => Step::Blocked,
+                    Protocol::Text => self.route_text(turn, rest, scanned),
+                    Protocol::Binary => self.route_binary(turn, rest),
                 }
             } else {
                 Step::Stop(0, StopReason::Input)
@@ -171,7 +205,7 @@ impl Connection {
                 }
                 Step::Phase(consumed) => used += consumed,
                 Step::Blocked => {
-                    routed.is_blocked = true;
+                    turn.routed.is_blocked = true;
                     return (used, Some(StopReason::Input));
                 }
                 Step::Stop(consumed, stop) => return (used + consumed, Some(stop)),
@@ -181,17 +215,11 @@ impl Connection {
     }
 
     /// Continues in a phase other than `Command`.
-    fn continue_phase(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        rest: &[u8],
-    ) -> Step {
+    fn continue_phase(&mut self, turn: &mut Turn<'_, '_>, rest: &[u8]) -> Step {
         match &self.phase {
-            Phase::Body(_) => self.receive_body(routed, way, executor, rest),
+            Phase::Body(_) => self.receive_body(turn, rest),
             Phase::Swallow(_) if rest.is_empty() => Step::Stop(0, StopReason::Input),
-            _ => match self.resume(executor, rest) {
+            _ => match self.resume(turn.executor, rest) {
                 Ok(used) => Step::Phase(used),
                 Err(stop) => Step::Stop(0, stop),
             },
@@ -200,21 +228,11 @@ impl Connection {
 
     /// Executes or passes on the text or meta request at the front of `rest`. The first `scanned`
     /// bytes of `rest` are known to contain no line feed.
-    fn route_text(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        client: BorrowedFd<'_>,
-        rest: &[u8],
-        scanned: usize,
-    ) -> Step {
+    fn route_text(&mut self, turn: &mut Turn<'_, '_>, rest: &[u8], scanned: usize) -> Step {
         if let Some((key, consumed)) = text::plain_get(rest) {
             let slot = slot_of(key);
-            if let Route::Peer(node) = way.lanes.route(slot) {
-                let own = &rest[..consumed];
-                let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
-                return forwarded.map_or(Step::Blocked, |_| Step::Done(consumed));
+            if let Route::Peer(node) = turn.route(slot) {
+                return turn.forward((node, slot), Flags::NONE, &rest[..consumed], false);
             }
         }
         match text::decode(rest, scanned, &Limits::DEFAULT) {
@@ -223,45 +241,33 @@ impl Connection {
                 let mut buffer = KeyBuffer::new();
                 let target = exec::text_target(&request, &mut buffer);
                 let is_read = matches!(target, Target::Keys(get) if get.exptime.is_none());
-                if routed.reading > 0 && !is_read {
+                if turn.routed.reading > 0 && !is_read {
                     return Step::Blocked;
                 }
-                let route = match target {
+                match target {
                     Target::Key(key) => {
                         let slot = slot_of(key);
-                        (slot, way.lanes.route(slot))
+                        match turn.route(slot) {
+                            Route::Own => self.execute_text(turn, &request, own),
+                            Route::Peer(node) => turn.forward((node, slot), Flags::NONE, own, false),
+                        }
                     }
-                    Target::Keys(get) => return self.route_keys(routed, way, executor, &get, own),
+                    Target::Keys(get) => self.route_keys(turn, &get, own),
                     Target::Every => {
-                        let shared = executor.shared;
+                        let shared = turn.executor.shared;
                         let is_allowed = match request {
                             Request::FlushAll(flush) => shared.live.flush_command() && flush.delay.is_some(),
                             Request::FlushPrefix(_) => shared.live.flush_command(),
                             _ => shared.settings.debug_clock,
                         };
                         let execute = |executor: &mut Executor<'_>| exec::text(executor, &request);
-                        return self.route_every(
-                            routed,
-                            way,
-                            executor,
-                            Flags::NONE,
-                            own,
-                            is_allowed,
-                            execute,
-                        );
+                        self.route_every(turn, Flags::NONE, own, is_allowed, execute)
                     }
                     Target::Here => {
-                        routed.own(executor, |executor| exec::text(executor, &request));
-                        return Step::Done(consumed);
+                        turn.own(|executor| exec::text(executor, &request));
+                        Step::Done(consumed)
                     }
-                    Target::Alone => return self.execute_alone(routed, executor, client, rest),
-                };
-                match route {
-                    (_, Route::Own) => self.execute_text(routed, way, executor, &request, own),
-                    (slot, Route::Peer(node)) => {
-                        let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, false);
-                        forwarded.map_or(Step::Blocked, |_| Step::Done(consumed))
-                    }
+                    Target::Alone => self.execute_alone(turn, rest),
                 }
             }
             Decoded::Body { header, consumed, body_len } => {
@@ -269,14 +275,14 @@ impl Connection {
                 let slot = slot_of(exec::body_key(&header, &mut buffer));
                 let begin = |executor: &mut Executor<'_>| exec::begin_text(executor, &header);
                 let head = (Protocol::Text, &rest[..consumed], body_len);
-                self.route_body(routed, way, executor, head, slot, begin)
+                self.route_body(turn, head, slot, begin)
             }
             Decoded::Refused(refused) if !refused.close => {
-                routed.reply(executor, refused.reply);
+                turn.routed.reply(turn.executor, refused.reply);
                 self.swallow(refused.swallow);
                 Step::Done(refused.consumed)
             }
-            Decoded::Refused(_) | Decoded::Close => self.execute_alone(routed, executor, client, rest),
+            Decoded::Refused(_) | Decoded::Close => self.execute_alone(turn, rest),
             Decoded::Incomplete => {
                 self.scanned = rest.len();
                 Step::Stop(0, StopReason::Input)
@@ -285,14 +291,7 @@ impl Connection {
     }
 
     /// Executes or passes on the binary request at the front of `rest`.
-    fn route_binary(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        client: BorrowedFd<'_>,
-        rest: &[u8],
-    ) -> Step {
+    fn route_binary(&mut self, turn: &mut Turn<'_, '_>, rest: &[u8]) -> Step {
         match binary::decode(rest) {
             Decoded::Request { request, consumed } => {
                 let own = &rest[..consumed];
@@ -300,127 +299,100 @@ impl Connection {
                 match exec::binary_target(&request) {
                     Target::Key(key) => {
                         let slot = slot_of(key);
-                        if let Route::Peer(node) = way.lanes.route(slot) {
-                            let to = (node, slot);
-                            let forwarded = routed.forward(executor, way, to, Flags::BINARY, own, false);
-                            return forwarded.map_or(Step::Blocked, |_| Step::Done(consumed));
+                        if let Route::Peer(node) = turn.route(slot) {
+                            return turn.forward((node, slot), Flags::BINARY, own, false);
                         }
-                        routed.own(executor, execute);
+                        turn.own(execute);
                         Step::Done(consumed)
                     }
                     Target::Every => {
-                        let is_allowed = executor.shared.live.flush_command();
-                        self.route_every(routed, way, executor, Flags::BINARY, own, is_allowed, execute)
+                        let is_allowed = turn.executor.shared.live.flush_command();
+                        self.route_every(turn, Flags::BINARY, own, is_allowed, execute)
                     }
                     Target::Here => {
-                        routed.own(executor, execute);
+                        turn.own(execute);
                         Step::Done(consumed)
                     }
                     // There is no binary retrieval of several keys.
-                    Target::Alone | Target::Keys(_) => self.execute_alone(routed, executor, client, rest),
+                    Target::Alone | Target::Keys(_) => self.execute_alone(turn, rest),
                 }
             }
             Decoded::Body { header, consumed, body_len } => {
                 let begin = |executor: &mut Executor<'_>| exec::begin_binary(executor, &header);
                 let head = (Protocol::Binary, &rest[..consumed], body_len);
-                self.route_body(routed, way, executor, head, slot_of(header.key), begin)
+                self.route_body(turn, head, slot_of(header.key), begin)
             }
             Decoded::Refused(refused)
                 if !(refused.close
                     || is_sasl(refused.reply.head.opcode)
-                        && executor.shared.settings.auth.sasl.is_some()) =>
+                        && turn.executor.shared.settings.auth.sasl.is_some()) =>
             {
-                routed.own(executor, |executor| refused.reply.encode(&mut executor.out.bytes));
+                turn.own(|executor| refused.reply.encode(&mut executor.out.bytes));
                 self.swallow(refused.swallow);
                 Step::Done(refused.consumed)
             }
-            Decoded::Refused(_) | Decoded::Close => self.execute_alone(routed, executor, client, rest),
+            Decoded::Refused(_) | Decoded::Close => self.execute_alone(turn, rest),
             Decoded::Incomplete => Step::Stop(0, StopReason::Input),
         }
     }
 
     /// Executes the text request `own`, whose keys belong to this node.
-    fn execute_text(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        request: &Request<'_>,
-        own: &[u8],
-    ) -> Step {
-        match routed.own(executor, |executor| exec::text(executor, request)) {
+    fn execute_text(&mut self, turn: &mut Turn<'_, '_>, request: &Request<'_>, own: &[u8]) -> Step {
+        match turn.own(|executor| exec::text(executor, request)) {
             // Until the rest is read, keys may become another node's.
-            Next::Suspend(cursor) => {
-                let to = routed.waiter(way);
-                routed.merge(Merge::begin(&cursor.resume(own), own, way, to));
-                Step::Done(own.len())
-            }
+            Next::Suspend(cursor) => turn.merge(&cursor.resume(own), own),
             Next::Defer => Step::Stop(0, StopReason::Budget),
             _ => Step::Done(own.len()),
         }
     }
 
     /// Executes the retrieval `get`, whose bytes are `own`: here, at another node, or at several.
-    fn route_keys(
-        &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
-        get: &Get<'_>,
-        own: &[u8],
-    ) -> Step {
+    fn route_keys(&mut self, turn: &mut Turn<'_, '_>, get: &Get<'_>, own: &[u8]) -> Step {
         let mut keys = *get;
         let Some(first) = keys.next_key() else { return Step::Done(own.len()) };
         let slot = slot_of(first);
-        let route = way.lanes.route(slot);
+        let route = turn.route(slot);
         let (mut count, mut is_of_one) = (1, true);
         while is_of_one && let Some(key) = keys.next_key() {
-            is_of_one = way.lanes.route(slot_of(key)) == route;
+            is_of_one = turn.route(slot_of(key)) == route;
             count += 1;
         }
         match route {
-            Route::Own if is_of_one => self.execute_text(routed, way, executor, &Request::Get(*get), own),
+            Route::Own if is_of_one => self.execute_text(turn, &Request::Get(*get), own),
             Route::Peer(node) if is_of_one && own.len() <= LINE_BYTES_MAX => {
-                let forwarded = routed.forward(executor, way, (node, slot), Flags::NONE, own, count > 1);
-                forwarded.map_or(Step::Blocked, |_| Step::Done(own.len()))
+                turn.forward((node, slot), Flags::NONE, own, count > 1)
             }
-            _ => {
-                let to = routed.waiter(way);
-                routed.merge(Merge::begin(get, own, way, to));
-                Step::Done(own.len())
-            }
+            _ => turn.merge(get, own),
         }
     }
 
     /// Executes the request `own` here, and if it `is_allowed`, at all other nodes.
-    #[expect(clippy::too_many_arguments, reason = "the state of the loop, and one request")]
     fn route_every(
         &mut self,
-        routed: &mut Routed,
-        way: &mut Way<'_>,
-        executor: &mut Executor<'_>,
+        turn: &mut Turn<'_, '_>,
         flags: Flags,
         own: &[u8],
         is_allowed: bool,
         execute: impl FnOnce(&mut Executor<'_>) -> Next,
     ) -> Step {
         // Nothing is executed before all lanes have room for it.
-        if routed.reading > 0 || is_allowed && !way.has_room_everywhere(own.len()) {
+        if turn.routed.reading > 0 || is_allowed && !turn.way.has_room_everywhere(own.len()) {
             return Step::Blocked;
         }
-        let mark = executor.out.mark();
-        if execute(executor) == Next::Defer {
+        let mark = turn.executor.out.mark();
+        if execute(turn.executor) == Next::Defer {
             return Step::Stop(0, StopReason::Budget);
         }
         // The reply has no value.
-        let reply = executor.out.split_off(mark).bytes;
+        let reply = turn.executor.out.split_off(mark).bytes;
         if !is_allowed {
-            routed.reply(executor, &reply);
+            turn.routed.reply(turn.executor, &reply);
             return Step::Done(own.len());
         }
-        match Every::begin(own, reply, flags, way, routed.waiter(way)) {
+        let to = turn.routed.waiter(&turn.way);
+        match Every::begin(own, reply, flags, &mut turn.way, to) {
             Ok(every) => {
-                routed.every(every);
+                turn.routed.every(every);
                 Step::Done(own.len())
             }
             Err(NoRoom) => Step::Blocked,
@@ -429,39 +401,33 @@ impl Connection {
 
     /// Executes the request at the front of `rest` once nothing waits for a reply.
     #[cold]
-    fn execute_alone(
-        &mut self,
-        routed: &mut Routed,
-        executor: &mut Executor<'_>,
-        client: BorrowedFd<'_>,
-        rest: &[u8],
-    ) -> Step {
-        if !routed.is_idle() {
-            routed.has_waited = true;
+    fn execute_alone(&mut self, turn: &mut Turn<'_, '_>, rest: &[u8]) -> Step {
+        if !turn.routed.is_idle() {
+            turn.routed.has_waited = true;
             return Step::Blocked;
         }
-        executor.out.follows = std::mem::take(&mut routed.has_waited);
+        turn.executor.out.follows = std::mem::take(&mut turn.routed.has_waited);
         let executed = match self.protocol {
-            Some(Protocol::Binary) => self.binary_request(executor, rest),
-            _ => self.text_request(executor, rest, 0),
+            Some(Protocol::Binary) => self.binary_request(turn.executor, rest),
+            _ => self.text_request(turn.executor, rest, 0),
         };
-        executor.out.follows = false;
+        turn.executor.out.follows = false;
         let (consumed, next) = match executed {
             Ok(executed) => executed,
             Err(stop) => return Step::Stop(0, stop),
         };
         match next {
-            Next::Dump(dump) if self.is_datagram() && dump.is_of_all() => executor.refuse_dump(),
+            Next::Dump(dump) if self.is_datagram() && dump.is_of_all() => turn.executor.refuse_dump(),
             Next::Dump(dump) => {
                 self.phase = Phase::Dump(dump);
                 return Step::Phase(consumed);
             }
-            Next::Watch(events) => match self.subscribe(executor.shared, client, events) {
+            Next::Watch(events) => match self.subscribe(turn.executor.shared, turn.client, events) {
                 Ok(subscription) => {
                     self.phase = Phase::Watch(subscription);
                     return Step::Leave(consumed);
                 }
-                Err(refused) => executor.refuse_watcher(refused),
+                Err(refused) => turn.executor.refuse_watcher(refused),
             },
             Next::Close => return Step::Stop(consumed, StopReason::Close),
             Next::Continue | Next::Suspend(_) | Next::Defer => {}
