@@ -70,8 +70,8 @@ pub(super) struct Routed {
     pub(super) has_waited: bool,
     /// Whether the client sends nothing more: the connection ends after the last place.
     pub(super) is_ending: bool,
-    /// Whether a lane has been given something since the worker last asked.
-    has_queued: bool,
+    /// Whether the connection has given a lane something since the worker last asked.
+    pub(super) has_queued: bool,
 }
 
 /// The position of one reply.
@@ -214,8 +214,8 @@ impl Routed {
                 || self.merges >= MERGES_MAX)
     }
 
-    /// Returns whether a lane has been given something since the last call. The caller counts the
-    /// connection's memory.
+    /// Returns whether the connection has given a lane something since the last call. The caller
+    /// counts the connection's memory.
     pub(super) fn take_queued(&mut self) -> bool {
         self.uncounted_bytes = 0;
         std::mem::take(&mut self.has_queued)
@@ -320,42 +320,6 @@ impl Routed {
         self.awaited += every.awaited();
         self.has_queued = true;
         self.places.push_back(Place::Every(Box::new(every)));
-    }
-
-    /// Passes as much of a large request on as its lane takes. Returns whether none is left.
-    pub(super) fn send(&mut self, executor: &mut Executor<'_>, way: &mut Way<'_>, node: NodeIndex) -> bool {
-        let Some(mut sending) = self.sending.take() else { return true };
-        let binary = if sending.is_binary { Flags::BINARY } else { Flags::NONE };
-        let done = loop {
-            let taken = sending.sent.map_or(0, |(_, taken)| taken);
-            let rest = &sending.bytes[taken..];
-            let part = &rest[..rest.len().min(MESSAGE_BYTES_MAX)];
-            let last = part.len() == rest.len();
-            match sending.sent {
-                None => {
-                    let flags = if last { binary } else { binary.with(Flags::PARTS) };
-                    match self.forward(executor, way, (node, sending.slot), flags, part, false) {
-                        Ok(Some(id)) => sending.sent = Some((id, part.len())),
-                        Ok(None) => break true,
-                        Err(NoRoom) => break false,
-                    }
-                }
-                Some((id, taken)) => match way.lanes.part(way.slot, id, part, last) {
-                    Ok(()) => sending.sent = Some((id, taken + part.len())),
-                    Err(Refused::NoRoom(_)) => break false,
-                    // The place has its reply.
-                    Err(Refused::Away(_)) => break true,
-                },
-            }
-            self.has_queued = true;
-            if last {
-                break true;
-            }
-        };
-        if !done {
-            self.sending = Some(sending);
-        }
-        done
     }
 
     /// Moves the replies whose turn has come to the output, and asks for what is missing of the

@@ -173,9 +173,7 @@ impl Connection {
                     return (used, Some(StopReason::Output));
                 }
             }
-            if let Some(slot) = turn.routed.sending.as_ref().map(|sending| sending.slot)
-                && !turn.send_rest(slot)
-            {
+            if turn.routed.sending.is_some() && !turn.send_rest() {
                 turn.routed.is_blocked = true;
                 return (used, Some(StopReason::Input));
             }

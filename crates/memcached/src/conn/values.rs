@@ -11,6 +11,7 @@ use crate::stream::{Body, OutOfMemory};
 use cached_proto::limits::LINE_LEN_MAX;
 use cached_proto::text::TERMINATOR_LEN;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
+use cached_ring::wire::MESSAGE_BYTES_MAX;
 use cached_ring::{Flags, NodeIndex, Slot};
 
 impl Connection {
@@ -132,29 +133,64 @@ impl Turn<'_, '_> {
     }
 
     /// Passes on what is left of a request with a large value. Returns whether nothing is left.
-    pub(super) fn send_rest(&mut self, slot: Slot) -> bool {
-        let is_begun = self.routed.sending.as_ref().is_some_and(|sending| sending.sent.is_some());
-        match self.route(slot) {
-            Route::Peer(node) => self.routed.send(self.executor, &mut self.way, node),
-            // The lane knows the node to which the first part was passed.
-            Route::Own if is_begun => self.routed.send(self.executor, &mut self.way, NodeIndex(0)),
-            // This node has become the owner while the value arrived.
-            Route::Own => {
-                let Some(Sending { is_binary, bytes, .. }) = self.routed.sending.take() else { return true };
-                self.own(|executor| match is_binary {
-                    true => {
-                        if let Decoded::Request { request, .. } = binary::decode(&bytes) {
-                            exec::binary_other(executor, &request);
-                        }
-                    }
-                    false => {
-                        if let Decoded::Request { request, .. } = text::decode(&bytes, 0, &Limits::DEFAULT) {
-                            exec::text(executor, &request);
-                        }
-                    }
-                });
-                true
-            }
+    pub(super) fn send_rest(&mut self) -> bool {
+        let Some(mut sending) = self.routed.sending.take() else { return true };
+        let is_done = self.send(&mut sending);
+        if !is_done {
+            self.routed.sending = Some(sending);
         }
+        is_done
+    }
+
+    /// Passes on as much of `sending` as its lane takes. Returns whether nothing is left.
+    fn send(&mut self, sending: &mut Sending) -> bool {
+        let bytes = &sending.bytes;
+        // Later parts go to the node to which the first one was passed.
+        let (id, mut taken) = match sending.sent {
+            Some(sent) => sent,
+            None => {
+                let Route::Peer(node) = self.route(sending.slot) else {
+                    self.execute_value(sending);
+                    return true;
+                };
+                let first = &bytes[..bytes.len().min(MESSAGE_BYTES_MAX)];
+                let binary = if sending.is_binary { Flags::BINARY } else { Flags::NONE };
+                let flags = if sending.begins_in_parts() { binary.with(Flags::PARTS) } else { binary };
+                let to = (node, sending.slot);
+                match self.routed.forward(self.executor, &mut self.way, to, flags, first, false) {
+                    Ok(Some(id)) => (id, first.len()),
+                    Ok(None) => return true,
+                    Err(NoRoom) => return false,
+                }
+            }
+        };
+        while taken < bytes.len() {
+            let rest = &bytes[taken..];
+            let part = &rest[..rest.len().min(MESSAGE_BYTES_MAX)];
+            sending.sent = Some((id, taken));
+            if self.way.lanes.part(self.way.slot, id, part, part.len() == rest.len()).is_err() {
+                return false;
+            }
+            taken += part.len();
+            self.routed.has_queued = true;
+        }
+        true
+    }
+
+    /// Executes a request of which this node has become the owner while the value arrived.
+    #[cold]
+    fn execute_value(&mut self, Sending { is_binary, bytes, .. }: &Sending) {
+        self.own(|executor| match is_binary {
+            true => {
+                if let Decoded::Request { request, .. } = binary::decode(bytes) {
+                    exec::binary_other(executor, &request);
+                }
+            }
+            false => {
+                if let Decoded::Request { request, .. } = text::decode(bytes, 0, &Limits::DEFAULT) {
+                    exec::text(executor, &request);
+                }
+            }
+        });
     }
 }
