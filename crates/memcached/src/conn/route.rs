@@ -10,7 +10,7 @@
 
 use super::drive::Budget;
 use super::merge::{Every, LINE_BYTES_MAX, Merge};
-use super::places::{NoRoom, Routed, Sending, Way};
+use super::places::{NoRoom, Routed, Way};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor, Next, Target};
 use crate::ring::{LaneId, Lanes, Outcome, Route};
@@ -161,27 +161,12 @@ impl Connection {
                 return (used, Some(StopReason::Output));
             }
             let rest = &input[used..];
-            // The owner keeps memory for a request in parts until the last part has come. So such a
-            // request begins only once its client has taken all earlier replies, after which the
-            // parts can follow without a pause.
-            if turn.routed.sending.as_ref().is_some_and(Sending::begins_in_parts) {
-                if turn.routed.has_places() {
-                    turn.routed.is_blocked = true;
-                    return (used, Some(StopReason::Input));
-                }
-                if !turn.executor.out.is_empty() {
-                    return (used, Some(StopReason::Output));
-                }
-            }
-            if turn.routed.sending.is_some() && !turn.send_rest() {
-                turn.routed.is_blocked = true;
-                return (used, Some(StopReason::Input));
-            }
-            if turn.routed.is_ending {
+            let step = if let Some(step) = turn.finish_sending() {
+                step
+            } else if turn.routed.is_ending {
                 let stop = if turn.routed.has_places() { StopReason::Input } else { StopReason::Close };
-                return (used, Some(stop));
-            }
-            let step = if !matches!(self.phase, Phase::Command) {
+                Step::Stop(0, stop)
+            } else if !matches!(self.phase, Phase::Command) {
                 self.continue_phase(turn, rest)
             } else if let Some(&first) = rest.first() {
                 if budget.has_no_request() {

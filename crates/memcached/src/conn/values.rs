@@ -132,14 +132,27 @@ impl Turn<'_, '_> {
         self.routed.forward(self.executor, &mut self.way, to, flags, head, false).map(drop)
     }
 
-    /// Passes on what is left of a request with a large value. Returns whether nothing is left.
-    pub(super) fn send_rest(&mut self) -> bool {
-        let Some(mut sending) = self.routed.sending.take() else { return true };
-        let is_done = self.send(&mut sending);
-        if !is_done {
-            self.routed.sending = Some(sending);
+    /// Passes on what is left of a request with a large value. Returns what must happen first, if
+    /// something is left.
+    pub(super) fn finish_sending(&mut self) -> Option<Step> {
+        let sending = self.routed.sending.as_ref()?;
+        // The owner keeps memory for a request in parts until the last part has come. So such a
+        // request begins only once its client has taken all earlier replies, after which the parts
+        // can follow without a pause.
+        if sending.begins_in_parts() {
+            if self.routed.has_places() {
+                return Some(Step::Blocked);
+            }
+            if !self.executor.out.is_empty() {
+                return Some(Step::Stop(0, StopReason::Output));
+            }
         }
-        is_done
+        let mut sending = self.routed.sending.take()?;
+        if self.send(&mut sending) {
+            return None;
+        }
+        self.routed.sending = Some(sending);
+        Some(Step::Blocked)
     }
 
     /// Passes on as much of `sending` as its lane takes. Returns whether nothing is left.
