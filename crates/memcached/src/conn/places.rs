@@ -155,8 +155,8 @@ impl Way<'_> {
         if !self.is_datagram {
             match self.lanes.request(node, to, slot, flags, &[own]) {
                 Ok(id) => return Ok(Ok(id)),
-                Err(Refused::NoRoom(_)) => return Err(NoRoom),
-                Err(Refused::Away(_)) => {}
+                Err(Refused::NoRoom) => return Err(NoRoom),
+                Err(Refused::Away) => {}
             }
         }
         let mut reply = Vec::new();

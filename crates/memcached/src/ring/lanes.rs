@@ -43,9 +43,9 @@ pub(crate) struct LaneId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// There is no lane to the node.
-    Away(NodeIndex),
+    Away,
     /// The lane has no room. The connection is woken once it has.
-    NoRoom(NodeIndex),
+    NoRoom,
 }
 
 /// The reason why a request has failed.
@@ -217,17 +217,17 @@ impl Lanes {
         flags: Flags,
         pieces: &[&[u8]],
     ) -> Result<LaneId, Refused> {
-        let at = self.of_node.get(node.index()).copied().flatten().ok_or(Refused::Away(node))?;
+        let at = self.of_node.get(node.index()).copied().flatten().ok_or(Refused::Away)?;
         let lane = &mut self.lanes[usize::from(at)];
         if lane.state == LaneState::Away {
             add(&lane.peer.counts(self.worker).away, 1);
-            return Err(Refused::Away(node));
+            return Err(Refused::Away);
         }
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         debug_assert!((1..=MESSAGE_BYTES_MAX).contains(&bytes), "a request of {bytes} bytes");
         if !lane.has_room(bytes) || (flags.has(Flags::PARTS) && !lane.outbound.may_open()) {
             lane.waiting.insert(to.slot);
-            return Err(Refused::NoRoom(node));
+            return Err(Refused::NoRoom);
         }
         let request = lane.outbound.request(to, slot, flags, pieces);
         Ok(LaneId { lane: at, request })
@@ -255,8 +255,7 @@ impl Lanes {
         let lane = &mut self.lanes[usize::from(id.lane)];
         if lane.outbound.room() < bytes.len() {
             lane.waiting.insert(slot);
-            let node = self.map.find(&lane.peer.name).unwrap_or(NodeIndex(u16::MAX));
-            return Err(Refused::NoRoom(node));
+            return Err(Refused::NoRoom);
         }
         lane.outbound.part(id.request, bytes, last);
         Ok(())
