@@ -242,7 +242,10 @@ impl Routed {
 
     /// Returns who waits for the reply to the next request.
     pub(super) fn waiter(&self, way: &Way<'_>) -> Waiter {
-        let place = self.first.wrapping_add(self.places.len() as u32);
+        self.waiter_at(self.first.wrapping_add(self.places.len() as u32), way)
+    }
+
+    fn waiter_at(&self, place: u32, way: &Way<'_>) -> Waiter {
         Waiter { slot: way.slot, tag: self.tag, place, part: 0 }
     }
 
@@ -336,7 +339,7 @@ impl Routed {
             if executor.out.is_full() {
                 return false;
             }
-            let place = self.first;
+            let first = self.waiter_at(self.first, way);
             match self.places.front_mut() {
                 Some(Place::Peer(peer)) if peer.state == Answered::Part => {
                     way.lanes.more(peer.id);
@@ -345,9 +348,8 @@ impl Routed {
                     return false;
                 }
                 Some(Place::Merge(merge)) => {
-                    let to = Waiter { slot: way.slot, tag: self.tag, place, part: 0 };
                     let before = merge.awaited();
-                    let walked = merge.walk(executor, way, to);
+                    let walked = merge.walk(executor, way, first);
                     self.awaited = self.awaited + merge.awaited() - before;
                     self.has_queued = true;
                     match walked {
@@ -371,13 +373,12 @@ impl Routed {
         }
     }
 
-    fn pop(&mut self) -> Option<Place> {
+    fn pop(&mut self) {
         self.first = self.first.wrapping_add(1);
-        let place = self.places.pop_front();
+        self.places.pop_front();
         if self.places.is_empty() && self.places.capacity() > PLACES_MAX / 16 {
             self.places = VecDeque::new();
         }
-        place
     }
 
     /// Moves the complete replies at the front, and the part that the first incomplete one has, to
