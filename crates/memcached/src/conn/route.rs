@@ -306,15 +306,18 @@ impl Connection {
                 self.route_body(turn, head, slot_of(header.key), begin)
             }
             Decoded::Refused(refused)
-                if !(refused.close
+                if refused.close
                     || is_sasl(refused.reply.head.opcode)
-                        && turn.executor.shared.settings.auth.sasl.is_some()) =>
+                        && turn.executor.shared.settings.auth.sasl.is_some() =>
             {
+                self.execute_alone(turn, rest)
+            }
+            Decoded::Refused(refused) => {
                 turn.own(|executor| refused.reply.encode(&mut executor.out.bytes));
                 self.swallow(refused.swallow);
                 Step::Done(refused.consumed)
             }
-            Decoded::Refused(_) | Decoded::Close => self.execute_alone(turn, rest),
+            Decoded::Close => self.execute_alone(turn, rest),
             Decoded::Incomplete => Step::Stop(0, StopReason::Input),
         }
     }
