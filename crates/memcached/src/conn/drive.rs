@@ -275,8 +275,8 @@ impl Connection {
         }
     }
 
-    /// Reads a large value directly into its destination. If it `is_routed`, what follows from that
-    /// is left to the next step.
+    /// Reads a large value directly into its destination. If the connection `is_routed`, the next
+    /// step executes or refuses the request.
     fn read_body(
         &mut self,
         context: &mut WorkerContext<'_>,

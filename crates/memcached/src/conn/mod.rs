@@ -157,7 +157,7 @@ impl Connection {
             if routed.take_queued() {
                 after = After::Lanes;
             }
-            // The sums are too costly for each request that is passed on.
+            // Counting so little memory would cost too much for each request that is passed on.
             plain = held.buffer_bytes <= ROUTED_BYTES_MIN && held.pinned_bytes + held.arriving_bytes == 0;
             if plain && !self.is_reported {
                 return after;

@@ -68,7 +68,7 @@ pub(super) struct Routed {
     pub(super) is_blocked: bool,
     /// Whether the next request has waited for the replies to all earlier requests.
     pub(super) has_waited: bool,
-    /// Whether the client sends nothing more: the connection ends after the last place.
+    /// Whether the client has ended its stream: the connection ends after the last place.
     pub(super) is_ending: bool,
     /// Whether the connection has given a lane something since the worker last asked.
     pub(super) has_queued: bool,
@@ -76,7 +76,7 @@ pub(super) struct Routed {
 
 /// The position of one reply.
 enum Place {
-    /// Replies of this node. Neighbours share a place.
+    /// Replies of this node to requests that follow each other.
     Own(Output),
     Peer(Peer),
     Merge(Box<Merge>),
@@ -97,11 +97,11 @@ struct Peer {
 /// How much of a reply has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answered {
-    /// Nothing since it was asked for.
+    /// Nothing since the reply, or its next part, was asked for.
     Awaited,
     /// A part. The node sends the next one when it is asked to.
     Part,
-    /// All.
+    /// All of it, or all that will ever arrive.
     Whole,
 }
 
