@@ -21,6 +21,7 @@ pub mod rng;
 pub mod sim;
 pub mod steered;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,12 +141,12 @@ pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
 }
 
 /// Calls `run` for each seed. After a failure, prints the seed with which it can be repeated.
-pub fn each_seed(default_count: u64, run: impl Fn(u64, bool) + std::panic::RefUnwindSafe) {
+pub fn each_seed(default_count: u64, mut run: impl FnMut(u64, bool)) {
     let (seeds, is_told) = seeds(default_count);
     let told = std::env::var("OBJECT_TELL").ok().map(|text| text.parse::<u64>().expect("a number"));
     for seed in seeds {
         let is_told = is_told || told == Some(seed);
-        let ran = std::panic::catch_unwind(|| run(seed, is_told));
+        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| run(seed, is_told)));
         if let Err(panic) = ran {
             eprintln!("replay with OBJECT_SEED={seed}");
             std::panic::resume_unwind(panic);
