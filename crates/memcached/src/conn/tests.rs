@@ -4,14 +4,13 @@
 mod late;
 
 use super::*;
-use crate::connections::{CommandQueue, Endpoints, HandedConnection, HandedPhase};
+use crate::Server;
+use crate::connections::{Endpoints, HandedConnection, HandedPhase};
 use crate::process::Logging;
 use crate::settings::Settings;
-use crate::shared::clock::ServerClock;
 use crate::stats::Work;
 use crate::stream::{INPUT_BYTES, Transport};
-use crate::telemetry::watch::Watch;
-use cached_core::kv::{Kv, KvConfig, StoreOptions};
+use cached_core::kv::StoreOptions;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -89,9 +88,21 @@ impl Transport for &mut Fake {
     }
 }
 
+/// Returns the state of a server with one worker and without listeners.
+fn shared(change: impl FnOnce(&mut Settings)) -> Arc<Shared> {
+    let mut settings =
+        Settings { listen: Vec::new(), threads: 1, memory_bytes: 16 << 20, ..Settings::default() };
+    change(&mut settings);
+    Server::open(settings, Logging::embedded(0)).expect("a server").shared
+}
+
+fn info() -> ConnInfo {
+    ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2)
+}
+
 /// A worker with one connection.
 struct Bench {
-    shared: Shared,
+    shared: Arc<Shared>,
     connection: Connection,
     input: Vec<u8>,
     output: Output,
@@ -102,22 +113,9 @@ struct Bench {
 
 impl Bench {
     fn new(change: impl FnOnce(&mut Settings)) -> Bench {
-        let mut settings = Settings { threads: 1, memory_bytes: 16 << 20, ..Settings::default() };
-        change(&mut settings);
-        let clock = ServerClock::new();
-        let config = KvConfig {
-            arena_bytes: settings.memory_bytes,
-            lanes: 1,
-            clock: clock.ticks(),
-            ..KvConfig::default()
-        };
-        let kv = Kv::new(config).expect("a store");
-        let watch = Arc::new(Watch::new(1 << 16, 1 << 16).expect("a descriptor"));
-        let queues = [CommandQueue::new().expect("a descriptor")];
-        let info = ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2);
         Bench {
-            shared: Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into()),
-            connection: Connection::new(Arc::new(info)),
+            shared: shared(change),
+            connection: Connection::new(Arc::new(info())),
             input: vec![0; INPUT_BYTES],
             output: Output::default(),
             work: Work::new(),
@@ -337,8 +335,7 @@ fn input_that_is_handed_over_is_executed() {
         phase: HandedPhase::Swallow(3),
         input: b"xyzmn\r\nmn\r\nget".to_vec(),
     };
-    let info = Arc::new(ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2));
-    bench.connection = Connection::resume_handed(info, handed, false);
+    bench.connection = Connection::resume_handed(Arc::new(info()), handed, false);
     bench.drive_until_it_waits();
     assert_eq!(bench.io.written, b"MN\r\nMN\r\n");
     assert_eq!(bench.connection.hand_over(false).map(|handed| handed.input), Some(b"get".to_vec()));
@@ -373,7 +370,6 @@ fn a_connection_within_a_value_is_brought_to_its_end_and_no_further() {
 /// authenticated need not do so again.
 #[test]
 fn a_client_that_has_not_authenticated_must() {
-    let info = || Arc::new(ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2));
     let handed = |is_authenticated, phase| HandedConnection {
         protocol: Some(Protocol::Text),
         is_authenticated,
@@ -382,13 +378,13 @@ fn a_client_that_has_not_authenticated_must() {
     };
     let gate = HandedPhase::Gate { swallow: 0, is_started: false, failures: 3 };
     let is_gated = |handed, is_required| {
-        matches!(Connection::resume_handed(info(), handed, is_required).phase, Phase::Gate(_))
+        matches!(Connection::resume_handed(Arc::new(info()), handed, is_required).phase, Phase::Gate(_))
     };
     assert!(!is_gated(handed(true, HandedPhase::Command), true));
     assert!(is_gated(handed(false, HandedPhase::Command), true));
     assert!(is_gated(handed(false, HandedPhase::Swallow(9)), true));
     assert!(is_gated(handed(false, gate), true));
     assert!(!is_gated(handed(false, gate), false));
-    let again = Connection::resume_handed(info(), handed(false, gate), true).hand_over(true);
+    let again = Connection::resume_handed(Arc::new(info()), handed(false, gate), true).hand_over(true);
     assert_eq!(again.map(|again| (again.is_authenticated, again.phase)), Some((false, gate)));
 }
