@@ -95,6 +95,12 @@ fn an_owner_refuses_what_no_entry_sends() {
     assert_eq!(asked(&[long]), Err(Hostile::Length(Kind::Request, 65_537)));
 }
 
+/// Sends all that waits.
+fn send(outbound: &mut Outbound) {
+    let (first, second) = outbound.unsent();
+    outbound.sent(first.len() + second.len());
+}
+
 /// Returns a lane with five requests: 1 and 2 are sent, 3 misses a part, 4 and a PING are sent, 5 is
 /// not.
 fn asking() -> Outbound {
@@ -108,7 +114,7 @@ fn asking() -> Outbound {
     outbound.request(Waiter::default(), Slot::new(1), Flags::PARTS, &[b"set k 0 0 9\r\n"]);
     get(&mut outbound, 4);
     outbound.ping(77);
-    outbound.sent(outbound.unsent().0.len());
+    send(&mut outbound);
     get(&mut outbound, 5);
     outbound
 }
@@ -180,8 +186,7 @@ fn an_owner_that_starts_too_many_replies_is_refused() {
         outbound.request(Waiter::default(), Slot::new(0), Flags::NONE, &[b"get k\r\n"]);
         replies.extend(message(id, NONE, 130, 0, b"VALUE"));
     }
-    let unsent = outbound.unsent();
-    outbound.sent(unsent.0.len() + unsent.1.len());
+    send(&mut outbound);
     assert_eq!(outbound.received(&replies, &mut |_, _, _| {}), Err(Hostile::Suspended));
 }
 
@@ -191,10 +196,6 @@ fn a_lane_has_room_for_a_message_until_a_limit_is_reached() {
     let mut outbound = Outbound::new();
     let ask = |outbound: &mut Outbound, bytes: &[u8]| {
         outbound.request(Waiter::default(), Slot::new(0), Flags::NONE, &[bytes]);
-    };
-    let send = |outbound: &mut Outbound| {
-        let (first, second) = outbound.unsent();
-        outbound.sent(first.len() + second.len());
     };
     // What is not sent: 256 KiB.
     for _ in 0..3 {
@@ -257,7 +258,7 @@ fn a_lane_has_room_for_a_message_until_a_limit_is_reached() {
 fn an_idle_lane_gives_its_buffer_back_when_it_is_pinged() {
     let mut outbound = Outbound::new();
     outbound.request(Waiter::default(), Slot::new(0), Flags::NONE, &[&[b'x'; MESSAGE_BYTES_MAX]]);
-    outbound.sent(outbound.unsent().0.len());
+    send(&mut outbound);
     outbound.received(&message(1, NONE, 129, 0, b""), &mut |_, _, _| {}).unwrap();
     assert!(outbound.capacity() >= MESSAGE_BYTES_MAX);
     outbound.ping(1);
@@ -313,8 +314,7 @@ fn the_head_of_a_request_with_parts_is_kept_for_its_error() {
     let pieces: [&[u8]; 2] = [b"set k 0 0 100000\r\n", &value];
     let id = outbound.request(Waiter::default(), Slot::new(3), Flags::PARTS, &pieces);
     outbound.part(id, &value[..40_002], true);
-    let (first, second) = outbound.unsent();
-    outbound.sent(first.len() + second.len());
+    send(&mut outbound);
     assert_eq!(outbound.held().0, 0, "its bytes are gone with the socket");
     let mut reply = Vec::new();
     wire::push_not_mine(&mut reply, 1, 8);
@@ -346,8 +346,7 @@ fn the_heads_of_requests_with_parts_have_a_limit() {
     assert!(outbound.may_open());
     let id = outbound.request(Waiter::default(), Slot::new(3), Flags::PARTS, &[&line]);
     outbound.part(id, b"value", true);
-    let (first, second) = outbound.unsent();
-    outbound.sent(first.len() + second.len());
+    send(&mut outbound);
     outbound.received(&message(4, NONE, 129, 0, b""), &mut |_, _, _| {}).unwrap();
     assert_eq!(outbound.heads_bytes(), 0);
 }
