@@ -15,7 +15,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use synapse::Secret;
 use tokio::task::LocalSet;
 
@@ -70,20 +70,28 @@ impl Place {
     }
 }
 
+/// Dials from the node `a`, and accepts at the node `b`.
+fn connect(place: &Place, a: &Arc<Shared>, b: &Arc<Shared>) {
+    tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+    tokio::task::spawn_local(dial(a.clone()));
+}
+
 /// Runs a test with the tasks that it spawns.
 fn run(test: impl AsyncFnOnce()) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     LocalSet::new().block_on(&runtime, async move { test().await });
 }
 
-/// Returns the next command that a node's worker gets.
+/// Returns the next command that a node's worker gets, for which it waits.
 async fn next(node: &Shared) -> Command {
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let mut commands = node.connections.queue(0).take();
         assert!(commands.len() <= 1, "one step after the other");
         if let Some(command) = commands.pop() {
             return command;
         }
+        assert!(Instant::now() < deadline, "no command");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -125,8 +133,7 @@ fn a_lane_opens_with_each_common_secret_or_without_any() {
         run(async || {
             let place = Place::new();
             let (a, b) = (place.node("a", dialler), place.node("b", listener));
-            tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
-            tokio::task::spawn_local(dial(a.clone()));
+            connect(&place, &a, &b);
             for _ in 1..attempts {
                 assert!(matches!(next(&a).await, Command::NoLane(_)));
             }
@@ -147,8 +154,7 @@ fn nodes_with_different_secrets_get_no_lane() {
             let place = Place::new();
             let a = place.node("a", RingSecrets::new(dialler, None));
             let b = place.node("b", RingSecrets::new(listener, None));
-            tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
-            tokio::task::spawn_local(dial(a.clone()));
+            connect(&place, &a, &b);
             for _ in 0..3 {
                 assert!(matches!(next(&a).await, Command::NoLane(_)));
             }
@@ -164,8 +170,7 @@ fn a_lane_is_used_after_the_end_of_its_predecessor() {
     run(async || {
         let place = Place::new();
         let (a, b) = (place.node("a", RingSecrets::default()), place.node("b", RingSecrets::default()));
-        tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
-        tokio::task::spawn_local(dial(a.clone()));
+        connect(&place, &a, &b);
         let first = served(&b).await;
         drop(opened(&a).await);
         let Command::EndLane(number, done) = next(&b).await else { panic!("another command") };
