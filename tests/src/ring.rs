@@ -5,7 +5,7 @@
 
 use crate::conn::Conn;
 use crate::daemon::{wait_for, write_secret};
-use crate::server::{Address, Server, Start, own_address};
+use crate::server::{Server, Start, own_address};
 use crate::upgrade::Upgradable;
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -152,8 +152,7 @@ impl Fleet {
     /// # Panics
     /// Panics if the node cannot be reached.
     pub fn connect(&self, node: usize) -> Conn {
-        let address = SocketAddr::from(([127, 0, 0, 1], self.nodes[node].port));
-        Conn::open(&Address::Tcp(address)).expect("a connection")
+        self.nodes[node].connect()
     }
 
     /// Waits until each node has this version of the map in force, and executes the requests for all
@@ -199,9 +198,8 @@ const THREADS: usize = 2;
 /// # Panics
 /// Panics if they are not in time.
 pub fn wait_until_connected(node: &Upgradable) {
-    let address = Address::Tcp(SocketAddr::from(([127, 0, 0, 1], node.port)));
     // A server assigns connections to its threads in turn.
-    let mut conns: Vec<_> = (0..THREADS).map(|_| Conn::open(&address).expect("a connection")).collect();
+    let mut conns: Vec<_> = (0..THREADS).map(|_| node.connect()).collect();
     for conn in &mut conns {
         wait_for("a flush of all nodes", || {
             conn.send(b"flush_all\r\n");

@@ -9,9 +9,10 @@ pub mod load;
 pub mod objects;
 pub mod others;
 
+use crate::conn::Conn;
 use crate::daemon::wait_for;
 use crate::program::Program;
-use crate::server::is_root;
+use crate::server::{Address, is_root};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
@@ -83,6 +84,14 @@ impl Upgradable {
         let port = |kind: &str| ports.lines().find_map(|line| line.strip_prefix(kind)?.trim().parse().ok());
         self.port = port("TCP INET:").unwrap_or_default();
         self.udp_port = port("UDP INET:").unwrap_or_default();
+    }
+
+    /// Returns a new connection to the TCP port.
+    ///
+    /// # Panics
+    /// Panics if the server cannot be reached.
+    pub fn connect(&self) -> Conn {
+        Conn::open(&Address::Tcp(([127, 0, 0, 1], self.port).into())).expect("a connection")
     }
 
     /// Returns the path of a file in the server's directory.

@@ -6,7 +6,7 @@ use cached_tests::daemon::wait_for;
 use cached_tests::ending::SetOnDrop;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::ring::{Fleet, MapFile, PATIENT, keys_in};
-use cached_tests::server::{Address, own_address};
+use cached_tests::server::own_address;
 use cached_tests::upgrade::{Upgradable, load, memory_directory};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,8 +17,15 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-fn connect(server: &Upgradable) -> Conn {
-    Conn::open(&Address::Tcp(([127, 0, 0, 1], server.port).into())).expect("a connection")
+/// Starts a node that owns nothing, and the node that owns everything, with a memory file. New
+/// processes of them read the map and the memory file, too.
+fn start_entry_and_owner() -> ([Upgradable; 2], MapFile, tempfile::TempDir) {
+    let memory = memory_directory();
+    let map = MapFile::new(&["entry", "owner"], &[("0-16383", "owner")]);
+    let args = format!("-m 32 -t 2 -e {}", memory.path().join("memory").display());
+    let owner = Upgradable::start(&args, &map.configuration("owner", PATIENT));
+    let entry = Upgradable::start("-m 32 -t 2", &map.configuration("entry", PATIENT));
+    ([entry, owner], map, memory)
 }
 
 /// Sends a request, and returns the first line of the reply.
@@ -132,12 +139,7 @@ fn upgrades_of_owner_and_entry_under_load() {
     if !is_cached() {
         return;
     }
-    let memory = memory_directory();
-    let map = MapFile::new(&["entry", "owner"], &[("0-16383", "owner")]);
-    let args = format!("-m 32 -t 2 -e {}", memory.path().join("memory").display());
-    let owner = Upgradable::start(&args, &map.configuration("owner", PATIENT));
-    let entry = Upgradable::start("-m 32 -t 2", &map.configuration("entry", PATIENT));
-    let mut servers = [entry, owner];
+    let (mut servers, _map, _memory) = start_entry_and_owner();
     let report = load::run_on(&mut servers, 4, 5, 1, false);
     println!("{report}");
     assert!(report.lines.is_empty() && report.upgrades == 4, "{report}");
@@ -152,13 +154,8 @@ fn owner_and_entry_are_upgraded_at_once() {
     if !is_cached() {
         return;
     }
-    let memory = memory_directory();
-    let map = MapFile::new(&["entry", "owner"], &[("0-16383", "owner")]);
-    let args = format!("-m 32 -t 2 -e {}", memory.path().join("memory").display());
-    let owner = Upgradable::start(&args, &map.configuration("owner", PATIENT));
-    let entry = Upgradable::start("-m 32 -t 2", &map.configuration("entry", PATIENT));
-    let mut conns: Vec<Conn> = (0..4).map(|_| connect(&entry)).collect();
-    let mut servers = [entry, owner];
+    let (mut servers, _map, _memory) = start_entry_and_owner();
+    let mut conns: Vec<Conn> = (0..4).map(|_| servers[0].connect()).collect();
     for _ in 0..5 {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -269,7 +266,7 @@ fn nodes_that_do_not_belong_together_say_why() {
     // The right one beside a new one, as in a rotation.
     let previous = right.replacen("secret_file", "secret_file_previous", 1);
     let b = starts("b", &format!("{wrong}\n{previous}"));
-    let mut conn = connect(&b);
+    let mut conn = b.connect();
     wait_for("the rotation", || {
         (set_line(&mut conn, &keys_in(0..=8191, "key", 1)[0], "x") == "STORED").then_some(())
     });
@@ -317,9 +314,9 @@ fn a_memory_file_is_kept_with_the_same_slots_only() {
         assert_eq!(server.wait_exit(), 0, "{}", server.log());
         server.configure(configuration);
         server.start_again();
-        connect(server)
+        server.connect()
     };
-    let mut conn = connect(&server);
+    let mut conn = server.connect();
     for key in [own, foreign] {
         assert_eq!(set_line(&mut conn, key, "alone"), "STORED");
     }

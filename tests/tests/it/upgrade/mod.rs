@@ -25,12 +25,8 @@ fn is_memcached() -> bool {
     Program::under_test().flavour != Flavour::Cached
 }
 
-fn address(server: &Upgradable) -> Address {
-    Address::Tcp(SocketAddr::from(([127, 0, 0, 1], server.port)))
-}
-
 fn connect(server: &Upgradable) -> Conn {
-    Conn::open(&address(server)).expect("a connection")
+    server.connect()
 }
 
 /// Returns whether the program was built with faults that can be injected.
