@@ -21,6 +21,7 @@
 use thiserror::Error;
 
 use crate::map::{NAME_BYTES_MAX, check_name};
+use crate::numbered::numbered;
 
 /// The maximum length of a frame after its first two bytes.
 pub const FRAME_BYTES_MAX: usize = 1024;
@@ -36,6 +37,13 @@ pub const SERVE_LABEL: &[u8] = b"cached ring 1 serve";
 const MAGIC: [u8; 8] = *b"cachring";
 /// The longest text of a refusal, in bytes.
 const REFUSAL_BYTES_MAX: usize = 200;
+
+// The kinds of frames.
+const HELLO: u8 = 1;
+const WELCOME: u8 = 2;
+const PROVE: u8 = 3;
+const PROVED: u8 = 4;
+const REFUSED: u8 = 9;
 
 /// What a node says of itself, in both directions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,24 +110,24 @@ pub struct Refused {
     pub text: String,
 }
 
-/// The kind of reason of a refusal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum RefusedCode {
-    /// The peer broke the protocol, or this version does not know its reason.
-    Protocol = 1,
-    /// The nodes belong to different rings.
-    OtherRing = 2,
-    /// The dialler wanted to reach another node.
-    OtherNode = 3,
-    /// No version of the protocol is common to both.
-    Version = 4,
-    /// Only one node has a secret, or the secrets differ.
-    Secret = 5,
-    /// Two processes have the name of one node.
-    SecondProcess = 6,
-    /// The peer has too many lanes.
-    TooMany = 7,
+numbered! {
+    /// The kind of reason of a refusal.
+    pub enum RefusedCode {
+        /// The peer broke the protocol, or this version does not know its reason.
+        Protocol = 1,
+        /// The nodes belong to different rings.
+        OtherRing = 2,
+        /// The dialler wanted to reach another node.
+        OtherNode = 3,
+        /// No version of the protocol is common to both.
+        Version = 4,
+        /// Only one node has a secret, or the secrets differ.
+        Secret = 5,
+        /// Two processes have the name of one node.
+        SecondProcess = 6,
+        /// The peer has too many lanes.
+        TooMany = 7,
+    }
 }
 
 impl Refused {
@@ -243,7 +251,7 @@ impl Frame {
         let mut out = vec![0; 2];
         match self {
             Self::Hello(hello) => {
-                out.push(1);
+                out.push(HELLO);
                 out.extend_from_slice(&MAGIC);
                 for number in [hello.versions.0, hello.versions.1, hello.worker, hello.workers] {
                     out.extend_from_slice(&number.to_le_bytes());
@@ -252,7 +260,7 @@ impl Frame {
                 encode_text(&mut out, &hello.wanted_node, NAME_BYTES_MAX);
             }
             Self::Welcome(welcome) => {
-                out.push(2);
+                out.push(WELCOME);
                 out.extend_from_slice(&welcome.version.to_le_bytes());
                 encode_greeting(&mut out, &welcome.greeting);
                 out.extend_from_slice(&welcome.item_bytes_max.to_le_bytes());
@@ -260,15 +268,15 @@ impl Frame {
                 out.push(bits.iter().rev().fold(0, |all, bit| all << 1 | u8::from(*bit)));
             }
             Self::Prove(proof) => {
-                out.push(3);
+                out.push(PROVE);
                 out.extend_from_slice(proof);
             }
             Self::Proved(proof) => {
-                out.push(4);
+                out.push(PROVED);
                 out.extend_from_slice(proof);
             }
             Self::Refused(refused) => {
-                out.extend_from_slice(&[9, refused.code as u8]);
+                out.extend_from_slice(&[REFUSED, refused.code as u8]);
                 encode_text(&mut out, &refused.text, REFUSAL_BYTES_MAX);
             }
         }
@@ -297,7 +305,7 @@ impl Frame {
         let mut fields = Fields(bytes);
         let kind = fields.u8()?;
         let frame = match kind {
-            1 => {
+            HELLO => {
                 if fields.array()? != MAGIC {
                     return Err(Refused::protocol("the first frame is no HELLO"));
                 }
@@ -306,7 +314,7 @@ impl Frame {
                 let (greeting, wanted_node) = (fields.greeting()?, fields.name()?);
                 return Ok(Self::Hello(Hello { versions, worker, workers, greeting, wanted_node }));
             }
-            2 => {
+            WELCOME => {
                 let (version, greeting) = (fields.u16()?, fields.greeting()?);
                 let (item_bytes_max, bits) = (u32::from_le_bytes(fields.array()?), fields.u8()?);
                 let [has_cas, evicts, may_flush, wants_proof] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
@@ -314,9 +322,9 @@ impl Frame {
                     Welcome { version, greeting, item_bytes_max, has_cas, evicts, may_flush, wants_proof };
                 return Ok(Self::Welcome(welcome));
             }
-            3 => Self::Prove(fields.array()?),
-            4 => Self::Proved(fields.array()?),
-            9 => Self::Refused(fields.refused()?),
+            PROVE => Self::Prove(fields.array()?),
+            PROVED => Self::Proved(fields.array()?),
+            REFUSED => Self::Refused(fields.refused()?),
             other => return Err(Refused::protocol(&format!("there is no frame of kind {other}"))),
         };
         match fields.0 {
@@ -393,15 +401,7 @@ impl Fields<'_> {
     }
 
     fn refused(&mut self) -> Result<Refused, Refused> {
-        let code = match self.u8()? {
-            2 => RefusedCode::OtherRing,
-            3 => RefusedCode::OtherNode,
-            4 => RefusedCode::Version,
-            5 => RefusedCode::Secret,
-            6 => RefusedCode::SecondProcess,
-            7 => RefusedCode::TooMany,
-            _ => RefusedCode::Protocol,
-        };
+        let code = RefusedCode::of(self.u8()?).unwrap_or(RefusedCode::Protocol);
         // The text is logged: it must stay one line of at most 200 bytes.
         let mut text: String = self.text()?.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         text.truncate(text.floor_char_boundary(REFUSAL_BYTES_MAX));

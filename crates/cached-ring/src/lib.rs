@@ -9,6 +9,7 @@
 //! | `map` | [`Map`]: the nodes, and which of them owns each slot |
 //! | `form` | the documents in which a map is kept |
 //! | `plan` | which slots a changed set of nodes should own |
+//! | `numbered` | the table of an enum's numbers on the wire |
 //! | `hello` | the frames by which two nodes accept each other |
 //! | `wire` | the messages between them |
 //! | `lane` | [`Outbound`], [`Inbound`]: the two ends of a connection between nodes |
@@ -18,6 +19,7 @@ mod form;
 pub mod hello;
 mod lane;
 mod map;
+mod numbered;
 mod plan;
 mod slots;
 pub mod wire;

@@ -22,6 +22,8 @@
 
 use thiserror::Error;
 
+use crate::numbered::numbered;
+
 /// The length of a message's head, in bytes.
 pub const HEAD_BYTES: usize = 12;
 /// The maximum number of bytes of a message after its head.
@@ -34,52 +36,35 @@ pub const SUSPENDED_MAX: usize = 1024;
 /// The slot of a message that has none.
 const NO_SLOT: u16 = u16::MAX;
 
-/// The kind of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Kind {
-    /// A request, or its first part.
-    Request = 1,
-    /// The next part of a request.
-    RequestPart = 2,
-    /// Asks for the next part of a reply.
-    More = 3,
-    /// Ends a request whose client has gone.
-    Forget = 4,
-    /// Asks for a PONG.
-    Ping = 5,
-    /// The last message of the entry.
-    RequestsEnd = 6,
-    /// A reply, or its last part.
-    Done = 129,
-    /// A part of a reply; the next one waits for MORE.
-    ReplyPart = 130,
-    /// The owner has a map in which the slot is not its own, and has not executed the request.
-    NotMine = 131,
-    /// Answers a PING.
-    Pong = 133,
-    /// The last message of the owner.
-    RepliesEnd = 134,
+numbered! {
+    /// The kind of a message.
+    pub enum Kind {
+        /// A request, or its first part.
+        Request = 1,
+        /// The next part of a request.
+        RequestPart = 2,
+        /// Asks for the next part of a reply.
+        More = 3,
+        /// Ends a request whose client has gone.
+        Forget = 4,
+        /// Asks for a PONG.
+        Ping = 5,
+        /// The last message of the entry.
+        RequestsEnd = 6,
+        /// A reply, or its last part.
+        Done = 129,
+        /// A part of a reply; the next one waits for MORE.
+        ReplyPart = 130,
+        /// The owner has a map in which the slot is not its own, and has not executed the request.
+        NotMine = 131,
+        /// Answers a PING.
+        Pong = 133,
+        /// The last message of the owner.
+        RepliesEnd = 134,
+    }
 }
 
 impl Kind {
-    fn of(number: u8) -> Result<Self, Hostile> {
-        Ok(match number {
-            1 => Self::Request,
-            2 => Self::RequestPart,
-            3 => Self::More,
-            4 => Self::Forget,
-            5 => Self::Ping,
-            6 => Self::RequestsEnd,
-            129 => Self::Done,
-            130 => Self::ReplyPart,
-            131 => Self::NotMine,
-            133 => Self::Pong,
-            134 => Self::RepliesEnd,
-            other => return Err(Hostile::Kind(other)),
-        })
-    }
-
     /// Returns the flags that a message of this kind may have.
     const fn flags(self) -> Flags {
         Flags(match self {
@@ -172,7 +157,7 @@ impl Head {
     #[inline]
     fn decode(bytes: &[u8; HEAD_BYTES]) -> Result<Self, Hostile> {
         let [a, b, c, d, slot_low, slot_high, kind, flags, rest @ ..] = *bytes;
-        let (kind, flags) = (Kind::of(kind)?, Flags(flags));
+        let (kind, flags) = (Kind::of(kind).ok_or(Hostile::Kind(kind))?, Flags(flags));
         if !kind.flags().has(flags) {
             return Err(Hostile::Flags(kind, flags.0));
         }
