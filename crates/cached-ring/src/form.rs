@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_name, host_and_port};
+use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_name};
 use crate::plan::plan;
 use crate::slots::SLOTS;
 
@@ -155,13 +155,9 @@ pub fn to_file(map: &Map) -> Result<String, MapError> {
 fn node(key: &str, name: &str, document: NodeDocument) -> Result<Node, MapError> {
     check_name(name).map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
     let NodeDocument { ring, address, weight } = document;
-    for (field, text) in [("ring", &ring), ("address", &address)] {
-        if host_and_port(text).is_none() {
-            let expected = "expected HOST:PORT or [V6]:PORT";
-            return Err(MapError::new(format_args!("{key}: {field}: is {text:?}; {expected}")));
-        }
-    }
-    Ok(Node { name: name.into(), ring, address, weight })
+    let node = Node { name: name.into(), ring, address, weight };
+    node.check_addresses().map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
+    Ok(node)
 }
 
 /// Returns the owners in a document that maps runs (`FIRST-LAST`, or one slot) to names.

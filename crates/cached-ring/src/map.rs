@@ -83,6 +83,19 @@ pub struct Node {
     pub weight: u32,
 }
 
+impl Node {
+    /// Checks the addresses.
+    pub(crate) fn check_addresses(&self) -> Result<(), MapError> {
+        for (key, text) in [("ring", &self.ring), ("address", &self.address)] {
+            if host_and_port(text).is_none() {
+                let expected = "expected HOST:PORT or [V6]:PORT";
+                return Err(MapError::new(format_args!("{key}: is {text:?}; {expected}")));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The owner of each slot, by the slot's number.
 pub type Owners = Box<[NodeIndex; SLOTS]>;
 
@@ -117,14 +130,10 @@ impl Map {
     /// among the nodes.
     pub fn new(ring: &str, version: u64, nodes: Vec<Node>, owners: Owners) -> Result<Map, MapError> {
         check_name(ring)?;
-        for Node { name, ring, address, weight } in &nodes {
+        for node in &nodes {
+            let Node { name, weight, .. } = node;
             check_name(name)?;
-            for (key, text) in [("ring", ring), ("address", address)] {
-                if host_and_port(text).is_none() {
-                    let expected = "expected HOST:PORT or [V6]:PORT";
-                    return Err(MapError::new(format_args!("node {name}: {key}: is {text:?}; {expected}")));
-                }
-            }
+            node.check_addresses().map_err(|error| MapError::new(format_args!("node {name}: {error}")))?;
             if *weight > WEIGHT_MAX {
                 let limit = format_args!("it must be at most {WEIGHT_MAX}");
                 return Err(MapError::new(format_args!("node {name}: weight: is {weight}; {limit}")));
