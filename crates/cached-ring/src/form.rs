@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 
 use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_name};
-use crate::plan::plan;
+use crate::plan::planned;
 use crate::slots::SLOTS;
 
 /// The format of the documents, which is the only one so far.
@@ -105,20 +105,14 @@ pub fn from_documents<'a>(
             key("nodes/NODE")
         )));
     }
-    let owners = match map {
-        Some(map) => owners(&key("map"), value(&key("map"), map)?, &nodes)?,
-        None => Box::new([NodeIndex(0); SLOTS]),
-    };
-    let about = |error| MapError::new(format_args!("ring/{ring}: {error}"));
-    let given = Map::new(ring, meta.version, nodes, owners).map_err(about)?;
-    match map {
-        Some(_) => Ok(given),
-        // The slots are divided only once the nodes have been checked.
-        None => {
-            let owners = plan(given.nodes(), None);
-            Map::new(ring, given.version(), given.nodes().to_vec(), owners).map_err(about)
+    let map = match map {
+        Some(map) => {
+            let owners = owners(&key("map"), value(&key("map"), map)?, &nodes)?;
+            Map::new(ring, meta.version, nodes, owners)
         }
-    }
+        None => planned(ring, meta.version, nodes, None),
+    };
+    map.map_err(|error| MapError::new(format_args!("ring/{ring}: {error}")))
 }
 
 /// Returns a file of documents with the map.

@@ -27,6 +27,6 @@ pub mod wire;
 pub use form::{from_documents, to_file};
 pub use lane::{Answer, Asked, Executed, Failed, Inbound, Outbound, RequestId, Waiter};
 pub use map::*;
-pub use plan::plan;
+pub use plan::planned;
 pub use slots::*;
 pub use wire::{Flags, Hostile, Report};

@@ -129,39 +129,7 @@ impl Map {
     /// address, an address that occurs twice, a weight above [`WEIGHT_MAX`], or an owner that is not
     /// among the nodes.
     pub fn new(ring: &str, version: u64, nodes: Vec<Node>, owners: Owners) -> Result<Map, MapError> {
-        check_name(ring)?;
-        for node in &nodes {
-            let Node { name, weight, .. } = node;
-            check_name(name)?;
-            node.check_addresses().map_err(|error| MapError::new(format_args!("node {name}: {error}")))?;
-            if *weight > WEIGHT_MAX {
-                let limit = format_args!("it must be at most {WEIGHT_MAX}");
-                return Err(MapError::new(format_args!("node {name}: weight: is {weight}; {limit}")));
-            }
-        }
-        if !(1..=NODES_MAX).contains(&nodes.len()) {
-            let count = nodes.len();
-            return Err(MapError::new(format_args!(
-                "the map has {count} nodes; it must have 1 to {NODES_MAX}"
-            )));
-        }
-        if let Some(pair) = nodes.windows(2).find(|pair| pair[0].name >= pair[1].name) {
-            let name = &pair[1].name;
-            return Err(MapError::new(format_args!("node {name} occurs twice or is not in order of names")));
-        }
-        let mut addresses: Vec<(&str, &Node)> =
-            nodes.iter().flat_map(|node| [(&*node.ring, node), (&*node.address, node)]).collect();
-        addresses.sort_by_key(|(address, _)| *address);
-        if let Some(pair) = addresses.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            let [(address, one), (_, other)] = [pair[0], pair[1]];
-            return Err(MapError::new(match one.name == other.name {
-                true => format!("node {}: ring and address are both {address}; they must differ", one.name),
-                false => format!(
-                    "nodes {} and {} have the same address {address}; each address must occur once",
-                    one.name, other.name
-                ),
-            }));
-        }
+        check_nodes(ring, &nodes)?;
         if owners.iter().any(|owner| owner.index() >= nodes.len()) {
             return Err(MapError::new("a slot's owner is not among the nodes"));
         }
@@ -333,6 +301,42 @@ impl fmt::Debug for Map {
     }
 }
 
+/// Checks everything of a map but its owners.
+pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
+    check_name(ring)?;
+    for node in nodes {
+        let Node { name, weight, .. } = node;
+        check_name(name)?;
+        node.check_addresses().map_err(|error| MapError::new(format_args!("node {name}: {error}")))?;
+        if *weight > WEIGHT_MAX {
+            let limit = format_args!("it must be at most {WEIGHT_MAX}");
+            return Err(MapError::new(format_args!("node {name}: weight: is {weight}; {limit}")));
+        }
+    }
+    if !(1..=NODES_MAX).contains(&nodes.len()) {
+        let count = nodes.len();
+        return Err(MapError::new(format_args!("the map has {count} nodes; it must have 1 to {NODES_MAX}")));
+    }
+    if let Some(pair) = nodes.windows(2).find(|pair| pair[0].name >= pair[1].name) {
+        let name = &pair[1].name;
+        return Err(MapError::new(format_args!("node {name} occurs twice or is not in order of names")));
+    }
+    let mut addresses: Vec<(&str, &Node)> =
+        nodes.iter().flat_map(|node| [(&*node.ring, node), (&*node.address, node)]).collect();
+    addresses.sort_by_key(|(address, _)| *address);
+    if let Some(pair) = addresses.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let [(address, one), (_, other)] = [pair[0], pair[1]];
+        return Err(MapError::new(match one.name == other.name {
+            true => format!("node {}: ring and address are both {address}; they must differ", one.name),
+            false => format!(
+                "nodes {} and {} have the same address {address}; each address must occur once",
+                one.name, other.name
+            ),
+        }));
+    }
+    Ok(())
+}
+
 fn digest(ring: &str, version: u64, nodes: &[Node], owners: &Owners) -> u64 {
     let mut digest = Digest::new(ring);
     digest.add(&version.to_le_bytes());
@@ -441,7 +445,7 @@ impl fmt::Debug for SlotSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::plan;
+    use crate::plan::planned;
 
     fn node(name: &str, port: u16) -> Node {
         let address = |port: u16| format!("10.0.0.1:{port}");
@@ -450,8 +454,7 @@ mod tests {
 
     fn map(version: u64, names: &[&str]) -> Map {
         let nodes: Vec<Node> = names.iter().zip(1..).map(|(name, port)| node(name, port)).collect();
-        let owners = plan(&nodes, None);
-        Map::new("main", version, nodes, owners).unwrap()
+        planned("main", version, nodes, None).unwrap()
     }
 
     #[test]

@@ -4,16 +4,28 @@
 //! plan moves as few slots as possible from the owners that they have now. Within that limit, it
 //! keeps runs long: of a run that shrinks, one end moves, and a node receives slots beside its own.
 
-use crate::map::{Map, Node, NodeIndex, Owners};
+use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_nodes};
 use crate::slots::{SLOTS, Slot};
 
+/// Returns the map of the ring `ring` with these nodes, which must be in the order of their names. It
+/// moves as few slots as possible from their owners in `now`, the map in force. If all weights are 0,
+/// they are taken as equal.
+///
+/// # Errors
+/// Returns the errors of [`Map::new`].
+pub fn planned(ring: &str, version: u64, nodes: Vec<Node>, now: Option<&Map>) -> Result<Map, MapError> {
+    // Only a valid number of nodes in order can be planned.
+    check_nodes(ring, &nodes)?;
+    let owners = plan(&nodes, now);
+    Map::new(ring, version, nodes, owners)
+}
+
 /// Returns the owners of all slots, as indexes into `nodes`, which must be in the order of their
-/// names. `now` is the map in force. If all weights are 0, they are taken as equal.
+/// names. `now` is the map in force.
 ///
 /// # Panics
 /// Panics if there are no nodes, or more than a map can have.
-#[must_use]
-pub fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
+fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
     assert!(!nodes.is_empty() && nodes.len() <= crate::map::NODES_MAX);
     let mut owners = current(nodes, now);
     let mut counts = vec![0; nodes.len()];
@@ -132,7 +144,7 @@ mod tests {
     }
 
     fn map(nodes: &[Node], now: Option<&Map>) -> Map {
-        Map::new("main", 1, nodes.to_vec(), plan(nodes, now)).unwrap()
+        planned("main", 1, nodes.to_vec(), now).unwrap()
     }
 
     fn moved(before: &Map, after: &Map) -> usize {

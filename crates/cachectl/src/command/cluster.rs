@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use cached_registry::documents;
-use cached_ring::{Map, Node, SLOTS, from_documents, plan, to_file};
+use cached_ring::{Map, Node, SLOTS, from_documents, planned, to_file};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -195,12 +195,7 @@ impl Plan {
         }
         nodes.sort_by(|one, other| one.name.cmp(&other.name));
         let version = now.version().checked_add(1).ok_or("the version cannot be raised any more")?;
-        // The nodes are checked before they are planned.
-        let owners = Box::new([cached_ring::NodeIndex(0); SLOTS]);
-        let checked = Map::new(now.ring(), version, nodes, owners).map_err(|error| error.to_string())?;
-        let owners = plan(checked.nodes(), Some(now));
-        let next = Map::new(now.ring(), version, checked.nodes().to_vec(), owners);
-        let next = next.map_err(|error| error.to_string())?;
+        let next = planned(now.ring(), version, nodes, Some(now)).map_err(|error| error.to_string())?;
         let file = to_file(&next).map_err(|error| error.to_string())?;
         Ok((next, file))
     }
