@@ -164,11 +164,6 @@ impl Map {
         &self.nodes[index.index()]
     }
 
-    /// Returns the indexes of all nodes, in order.
-    pub fn indexes(&self) -> impl Iterator<Item = NodeIndex> + use<> {
-        (0..self.nodes.len() as u16).map(NodeIndex)
-    }
-
     /// Returns the node with this name, if there is one.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeIndex> {
@@ -183,12 +178,6 @@ impl Map {
         self.owners[usize::from(slot.number())]
     }
 
-    /// Returns the owner of each slot.
-    #[must_use]
-    pub fn owners(&self) -> &[NodeIndex; SLOTS] {
-        &self.owners
-    }
-
     /// Returns the runs in the order of their slots; together, they contain every slot.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         let mut first = 0;
@@ -201,10 +190,9 @@ impl Map {
         })
     }
 
-    /// Returns the slots that a node owns.
-    #[must_use]
-    pub fn slots_of(&self, node: NodeIndex) -> SlotSet {
-        Slot::all().filter(|slot| self.owner(*slot) == node).collect()
+    /// Returns the slots that a node owns, in their order.
+    pub fn slots_of(&self, node: NodeIndex) -> impl Iterator<Item = Slot> {
+        Slot::all().filter(move |slot| self.owner(*slot) == node)
     }
 
     /// Returns the number of slots that each node owns, by its index.
@@ -215,17 +203,17 @@ impl Map {
         counts
     }
 
-    /// Returns the slots that the node with this name owns here, and does not own in `before`.
-    #[must_use]
-    pub fn gained(&self, before: &Map, node: &str) -> SlotSet {
+    /// Returns the slots that the node with this name owns here, and does not own in `before`, in
+    /// their order.
+    pub fn gained(&self, before: &Map, node: &str) -> impl Iterator<Item = Slot> {
         let (now, earlier) = (self.find(node), before.find(node));
-        let owns_now = |slot: Slot| Some(self.owner(slot)) == now;
-        Slot::all().filter(|slot| owns_now(*slot) && Some(before.owner(*slot)) != earlier).collect()
+        let owns_now = move |slot: Slot| Some(self.owner(slot)) == now;
+        Slot::all().filter(move |slot| owns_now(*slot) && Some(before.owner(*slot)) != earlier)
     }
 
-    /// Returns the slots that the node with this name owns in `before`, and does not own here.
-    #[must_use]
-    pub fn lost(&self, before: &Map, node: &str) -> SlotSet {
+    /// Returns the slots that the node with this name owns in `before`, and does not own here, in
+    /// their order.
+    pub fn lost(&self, before: &Map, node: &str) -> impl Iterator<Item = Slot> {
         before.gained(self, node)
     }
 
@@ -382,66 +370,6 @@ impl Digest {
     }
 }
 
-/// A set of slots.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SlotSet(Box<[u64; SLOTS / 64]>);
-
-impl SlotSet {
-    /// Returns the empty set.
-    #[must_use]
-    pub fn new() -> SlotSet {
-        SlotSet(Box::new([0; SLOTS / 64]))
-    }
-
-    /// Adds a slot.
-    pub fn insert(&mut self, slot: Slot) {
-        self.0[usize::from(slot.number() / 64)] |= 1 << (slot.number() % 64);
-    }
-
-    /// Returns whether the set contains the slot.
-    #[must_use]
-    pub fn contains(&self, slot: Slot) -> bool {
-        self.0[usize::from(slot.number() / 64)] & (1 << (slot.number() % 64)) != 0
-    }
-
-    /// Returns the number of slots.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.iter().map(|word| word.count_ones() as usize).sum()
-    }
-
-    /// Returns whether the set contains no slot.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| *word == 0)
-    }
-
-    /// Returns the slots in their order.
-    pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
-        Slot::all().filter(|slot| self.contains(*slot))
-    }
-}
-
-impl Default for SlotSet {
-    fn default() -> SlotSet {
-        SlotSet::new()
-    }
-}
-
-impl FromIterator<Slot> for SlotSet {
-    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> SlotSet {
-        let mut set = SlotSet::new();
-        slots.into_iter().for_each(|slot| set.insert(slot));
-        set
-    }
-}
-
-impl fmt::Debug for SlotSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.iter().map(Slot::number)).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -460,16 +388,16 @@ mod tests {
     #[test]
     fn gained_and_lost_slots_are_those_that_change_their_owner() {
         let (before, after) = (map(1, &["a", "b"]), map(2, &["a", "aa", "b"]));
-        let gained = after.gained(&before, "aa");
-        assert_eq!(gained, after.slots_of(after.find("aa").unwrap()));
-        assert!(after.lost(&before, "aa").is_empty());
-        let lost: usize = ["a", "b"].map(|node| after.lost(&before, node).len()).iter().sum();
-        let gained_by_others: usize = ["a", "b"].map(|node| after.gained(&before, node).len()).iter().sum();
+        let gained: Vec<Slot> = after.gained(&before, "aa").collect();
+        assert!(after.slots_of(after.find("aa").unwrap()).eq(gained.iter().copied()));
+        assert_eq!(after.lost(&before, "aa").count(), 0);
+        let lost: usize = ["a", "b"].map(|node| after.lost(&before, node).count()).iter().sum();
+        let gained_by_others: usize = ["a", "b"].map(|node| after.gained(&before, node).count()).iter().sum();
         assert_eq!(lost, gained.len() + gained_by_others);
         // The index of `b` differs between the maps; its last slot does not change its owner.
-        assert!(!after.lost(&before, "b").contains(slot(SLOTS - 1)));
-        assert_eq!(before.lost(&after, "aa"), gained);
-        assert!(after.gained(&after, "a").is_empty() && after.gained(&before, "x").is_empty());
+        assert!(!after.lost(&before, "b").any(|lost| lost == slot(SLOTS - 1)));
+        assert!(before.lost(&after, "aa").eq(gained));
+        assert_eq!((after.gained(&after, "a").count(), after.gained(&before, "x").count()), (0, 0));
     }
 
     #[test]

@@ -232,7 +232,7 @@ fn changes<'a>(now: &'a Map, next: &'a Map) -> impl Iterator<Item = (&'a str, Op
 
 /// Returns the number of slots that change their owner.
 fn moved(now: &Map, next: &Map) -> usize {
-    next.nodes().iter().map(|node| next.gained(now, &node.name).len()).sum()
+    next.nodes().iter().map(|node| next.gained(now, &node.name).count()).sum()
 }
 
 fn added(text: &str) -> Result<Node, String> {

@@ -162,9 +162,10 @@ impl<'a> MapThread<'a> {
             return Step::Ended;
         }
         let (own, before) = (self.ring.own_index(map), self.ring.map());
-        let (lost, gained) = (map.lost(&before, &self.ring.own), map.gained(&before, &self.ring.own));
+        let lost = map.lost(&before, &self.ring.own).count();
+        let gained = map.gained(&before, &self.ring.own).count();
         let is_next = map.version() == before.version() + 1;
-        let has_changed = !(lost.is_empty() && gained.is_empty() && is_next);
+        let has_changed = !(lost == 0 && gained == 0 && is_next);
         let kv = &self.shared.kv;
         // In this order, so that a process that follows does not find items of slots that have been
         // another node's in the meantime.
@@ -180,8 +181,7 @@ impl<'a> MapThread<'a> {
             return Step::Ended;
         }
         self.ring.announce(map);
-        let (version, slots) = (map.version(), own.map_or(0, |own| map.slots_of(own).len()));
-        let (lost, gained) = (lost.len(), gained.len());
+        let (version, slots) = (map.version(), own.map_or(0, |own| map.slots_of(own).count()));
         tracing::info!(version, slots, lost, gained, "a map of the ring is in force");
         if !is_next {
             let before = before.version();
