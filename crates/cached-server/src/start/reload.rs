@@ -8,6 +8,7 @@ use blocker::trace::Tracer;
 use cached_admin::{Tokens, TokensRead};
 use cached_config::{ConfigError, HttpTable, LIVE_KEYS, parse_config, read_config};
 use cached_memcached::LiveServer;
+use cached_memcached::settings::RingSettings;
 use cached_objects::ReloadObjects;
 use cached_process::reload::{Program, Source};
 use cached_ring::Map;
@@ -43,8 +44,8 @@ pub struct Cached {
     arguments: Vec<OsString>,
     path: Option<PathBuf>,
     in_force: Mutex<File>,
-    /// The name of this node of a ring, if the server belongs to one.
-    node: String,
+    /// The settings at the start of a node of a ring, if the server belongs to one.
+    ring: Option<Arc<RingSettings>>,
     /// The map of the ring.
     map: Mutex<Option<Arc<Map>>>,
     /// The descriptors for connections of the object cache's listener and between nodes.
@@ -74,11 +75,11 @@ impl Cached {
     /// Returns the program that was started with `arguments` and runs with `config`.
     pub fn new(arguments: Vec<OsString>, config: &Config, parts: LiveParts) -> Cached {
         let in_force = Mutex::new(File::from(config));
-        let map = config.settings.ring.as_ref().map(|ring| Arc::clone(&ring.map));
+        let ring = config.settings.ring.clone();
+        let map = ring.as_ref().map(|ring| Arc::clone(&ring.map));
         let descriptors_at_start = descriptors(&config.file, map.as_deref(), config.settings.threads);
-        let (map, node) = (Mutex::new(map), config.settings.ring.as_ref().map(|ring| ring.node.clone()));
-        let (path, node) = (config.path.clone(), node.unwrap_or_default());
-        Cached { arguments, path, in_force, node, map, descriptors_at_start, parts }
+        let (path, map) = (config.path.clone(), Mutex::new(map));
+        Cached { arguments, path, in_force, ring, map, descriptors_at_start, parts }
     }
 
     /// Returns the name of the configuration file, for errors.
@@ -146,24 +147,24 @@ impl Program for Cached {
         let tokens = self.parts.tokens.as_ref().map(Tokens::read_again).transpose()?;
         let sidecar_secrets = self.parts.sidecar_secrets.read_again()?;
         let http_keys = HttpTable::keys_again(self.parts.http_keys.as_ref())?;
-        let ring = after.ring.as_ref().zip(map.as_deref());
-        let ring = ring
-            .map(|(table, map)| table.read_again(&self.node, map, &settings))
-            .transpose()
-            .map_err(line)?;
+        let ring = match (&after.ring, &self.ring, map.as_deref()) {
+            (Some(table), Some(ring), Some(map)) => {
+                Some((ring, table.read_again(&ring.node, map, &settings).map_err(line)?))
+            }
+            _ => None,
+        };
         let mut files = server.refresh_files(|| match &self.parts.objects {
             None => Ok(Vec::new()),
             Some(live) => live.change(objects, after.synapse.as_ref(), secrets).map_err(line),
         })?;
-        if let Some(ring) = ring {
-            let secrets = server.ring_secrets();
-            if secrets.is_some_and(|secrets| ring.put_secrets_in_force(&secrets)) {
+        if let Some((ring, read)) = ring {
+            if read.put_secrets_in_force(&ring.secrets) {
                 files.push("ring.secret_file".into());
             }
-            if map.as_deref() != Some(&ring.map) {
+            if map.as_deref() != Some(&read.map) {
                 // The map was compared with the one in force.
-                server.set_map(ring.map.clone())?;
-                *map = Some(Arc::new(ring.map));
+                server.set_map(read.map.clone())?;
+                *map = Some(Arc::new(read.map));
                 files.push("ring.map_file".into());
             }
         }

@@ -12,7 +12,7 @@ pub use take_over::PreparedServer;
 
 use crate::listen::ListenError;
 use crate::process;
-use crate::settings::{RingSecrets, Settings};
+use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::upgrade::TakeOverError;
 use cached_config::ConfigError;
@@ -153,14 +153,6 @@ impl LiveServer {
         let Some(shared) = self.shared.upgrade() else { return Ok(()) };
         let ring = shared.ring.as_ref().ok_or("the server does not belong to a ring")?;
         ring.set_map(map)
-    }
-
-    /// Returns the secrets of the ring, which can be replaced; `None` without a ring, and once the
-    /// server no longer exists.
-    #[must_use]
-    pub fn ring_secrets(&self) -> Option<RingSecrets> {
-        let shared = self.shared.upgrade()?;
-        Some(shared.settings.ring.as_ref()?.secrets.clone())
     }
 
     /// Reloads the files of passwords and certificates, and runs `others`. If `others` succeeds,
