@@ -135,7 +135,9 @@ impl Refused {
         Self { code, text }
     }
 
-    fn protocol(text: &str) -> Self {
+    /// Returns the refusal of a peer that breaks the protocol, with what it has done.
+    #[must_use]
+    pub fn protocol(text: &str) -> Self {
         Self::new(RefusedCode::Protocol, format!("this is no handshake of a ring: {text}"))
     }
 

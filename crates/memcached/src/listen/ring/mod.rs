@@ -102,8 +102,8 @@ impl<'a> Handshake<'a> {
 
     /// Refuses a peer that has sent another frame than the handshake has at this point.
     async fn refuse_frame(&mut self, wanted: &str) -> Failure {
-        let text = format!("this is no handshake of a ring: the peer has sent another frame than {wanted}");
-        self.refuse(Refused { code: RefusedCode::Protocol, text }).await
+        let refused = Refused::protocol(&format!("the peer has sent another frame than {wanted}"));
+        self.refuse(refused).await
     }
 }
 
