@@ -164,10 +164,14 @@ fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
         ListenTls::WithoutCertificates => "btls:",
         ListenTls::WithCertificates => "mtls:",
     };
-    let port = address.port;
+    format!("{tls}{speaks}{}", plain_address(address))
+}
+
+/// Returns an address as `host:port`; the host `*` means every interface.
+pub(super) fn plain_address(address: &ListenAddress) -> String {
     match address.host.as_deref().unwrap_or("*") {
-        host if host.contains(':') => format!("{tls}{speaks}[{host}]:{port}"),
-        host => format!("{tls}{speaks}{host}:{port}"),
+        host if host.contains(':') => format!("[{host}]:{}", address.port),
+        host => format!("{host}:{}", address.port),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `[ring]`: the ring of nodes to which the server belongs. The table names a file with the ring's
 //! map, and files with the secrets by which the nodes recognise each other.
 
+use super::memcached;
 use cached_config::{
     ConfigError, Listening, exposure, invalid, require, secret, secret_warning, with_defaults, within,
 };
@@ -138,9 +139,12 @@ impl RingTable {
         let documents = documents.iter().map(|(key, value)| (key.as_str(), &value[..]));
         let read = cached_ring::from_documents(&self.name, documents);
         let map = read.and_then(|map| map.check_node(node).map(|()| map));
-        map.map_err(|error| {
-            ConfigError::new("ring.map_file", format!("{}: {error}", self.map_file.display()))
-        })
+        map.map_err(|error| self.wrong_map(error))
+    }
+
+    /// Returns the error for a mistake in the map's file.
+    fn wrong_map(&self, why: impl std::fmt::Display) -> ConfigError {
+        ConfigError::new("ring.map_file", format!("{}: {why}", self.map_file.display()))
     }
 
     /// Reads the files, and returns the settings. `settings` are those of memcached's listeners.
@@ -185,14 +189,12 @@ impl RingTable {
         in_force: &Map,
         settings: &Settings,
     ) -> Result<RingFiles, ConfigError> {
-        let wrong =
-            |why: String| ConfigError::new("ring.map_file", format!("{}: {why}", self.map_file.display()));
         let files = self.read(node, settings)?;
-        files.map.check_successor(in_force, node).map_err(|error| wrong(error.to_string()))?;
+        files.map.check_successor(in_force, node).map_err(|error| self.wrong_map(error))?;
         let (now, after) = (self.listen_texts(node, in_force), self.listen_texts(node, &files.map));
         match now == after {
             true => Ok(files),
-            false => Err(wrong(format!(
+            false => Err(self.wrong_map(format!(
                 "ring/{}/nodes/{node}: ring: changes from {} to {}, which requires a restart",
                 self.name,
                 now.join(", "),
@@ -228,11 +230,7 @@ impl RingTable {
 
 /// Returns warnings about the ring.
 pub(crate) fn warnings(ring: &RingSettings) -> Vec<String> {
-    let text = |address: &ListenAddress| match address.host.as_deref().unwrap_or("*") {
-        host if host.contains(':') => format!("[{host}]:{}", address.port),
-        host => format!("{host}:{}", address.port),
-    };
-    let exposed = ring.listen.iter().find_map(|address| exposure(&text(address)));
+    let exposed = ring.listen.iter().find_map(|address| exposure(&memcached::plain_address(address)));
     let nodes = ring.map.nodes().len();
     let exposed = exposed.map(|exposed| {
         format!("[ring]: {exposed}; the secret keeps strangers out, but nothing between nodes is encrypted: use a private network")
