@@ -219,7 +219,7 @@ impl Welcome {
             let text = format!("this is a lane to node {:?}, not to {:?}", hello.wanted_node, theirs.node);
             return Err(Refused::new(RefusedCode::OtherNode, text));
         }
-        // A listener without a secret could be anybody.
+        // Only the proof shows the dialler that the listener is a node of the ring.
         if self.wants_proof != has_secret {
             let (with, without) = if has_secret { (own, theirs) } else { (theirs, own) };
             let text = format!("node {:?} has a ring secret, node {:?} has none", with.node, without.node);

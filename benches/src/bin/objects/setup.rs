@@ -28,7 +28,7 @@ pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyho
 
 /// Returns a configuration with space for `bytes` of data, all of which may be dirty. Nothing is
 /// flushed in the background: dirty data do not reach the maximum age, and fill less than half of
-/// the room for them.
+/// `dirty_bytes_max`.
 pub(crate) fn ample(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: bytes * 4,

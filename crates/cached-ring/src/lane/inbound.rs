@@ -28,12 +28,13 @@ pub enum Asked<'a> {
     },
     /// The next part of a reply may be sent. Nothing is done if no reply with this id waits.
     More(u32),
-    /// The client has gone. A request that misses parts is dropped, and a reply that waits for MORE
-    /// too; the answer to both is DONE without bytes. Nothing is done if there is neither.
+    /// The client has gone. The owner drops a request that misses parts, or a reply that waits for
+    /// MORE, and answers with DONE without bytes. Nothing is done if there is neither.
     Forget(u32),
     /// A PONG with this token is asked for.
     Ping(u64),
-    /// Nothing more comes. The replies are sent, then the lane is closed.
+    /// The entry sends no further message. Once the replies to all of its requests are sent, the owner
+    /// closes the lane.
     Bye,
 }
 

@@ -108,7 +108,7 @@ pub struct Outbound {
     large: HashMap<u32, Option<Open>>,
     /// The bytes that are kept of requests with parts.
     heads_bytes: usize,
-    /// The requests of whose replies a part has come.
+    /// The requests whose replies have begun to arrive, and are not complete.
     partly: HashMap<u32, Partly>,
     /// The requests without an answer whose clients have gone. Their answers are not delivered.
     forgotten: HashSet<u32>,
@@ -212,8 +212,9 @@ impl Outbound {
         unsent.min(log).saturating_sub(HEAD_BYTES).min(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns whether less than half of the room is in use: time to wake those who wait for it, or to
-    /// begin requests with parts. Open requests do not count, because their parts wait for room, too.
+    /// Returns whether less than half of each limit of [`room`](Self::room) is in use: then
+    /// connections that wait for room are woken, and requests with parts may begin. Open requests do
+    /// not count, because their parts wait for room, too.
     #[must_use]
     pub fn is_below_half(&self) -> bool {
         !self.is_ended
