@@ -17,6 +17,12 @@ fn message(id: u32, slot: u16, kind: u8, flags: u8, bytes: &[u8]) -> Vec<u8> {
 
 const NONE: u16 = 0xffff;
 
+/// Lets the socket take all bytes.
+fn send(outbound: &mut Outbound) {
+    let (first, second) = outbound.unsent();
+    outbound.sent(first.len() + second.len());
+}
+
 /// Returns what becomes of messages to an owner: how many it takes, or the mistake.
 fn asked(messages: &[Vec<u8>]) -> Result<usize, Hostile> {
     let mut inbound = Inbound::new(100);
