@@ -44,11 +44,11 @@ pub struct RingNode {
     pub weight: u32,
     /// The number of slots that the node owns in the map in force here.
     pub slots: u64,
-    /// The version of the map that the node has in force, as far as it has told.
+    /// The version of the map in force at the node, as the node has last reported it.
     pub map_version: Option<u64>,
     /// Whether that map is the one in force here.
     pub has_same_map: Option<bool>,
-    /// Connections to the node, and their number when all workers have one.
+    /// Connections to the node.
     pub lanes: u64,
     /// The number of connections to the node when all workers have one.
     pub lanes_max: u64,
@@ -76,7 +76,7 @@ pub struct RingNode {
     pub round_trip_us: Option<f64>,
     /// The time by which the node's clock is ahead; negative if it is behind.
     pub clock_ms: Option<i64>,
-    /// The node's figures about itself, as far as it has told.
+    /// The figures that the node has last reported about itself.
     #[serde(flatten)]
     pub figures: Option<RingFigures>,
 }
