@@ -8,9 +8,9 @@ use crate::settings::RingSettings;
 use crate::shared::Shared;
 use cached_ring::NODES_MAX;
 use cached_ring::hello::{DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome};
+use connection::{Connections, Limits, Place};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,11 +21,15 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// The maximum number of handshakes at a time; further peers wait to be accepted.
-const HANDSHAKES_MAX: usize = 256;
+const HANDSHAKES_MAX: u32 = 256;
 
 /// The maximum number of handshakes with peers of one network at a time: further connections are
 /// closed, so that a host that says nothing does not keep nodes of other hosts out.
-const NETWORK_HANDSHAKES_MAX: usize = 64;
+const NETWORK_HANDSHAKES_MAX: u32 = 64;
+
+/// Both limits.
+const LIMITS: Limits =
+    Limits { connections_max: HANDSHAKES_MAX, peer_connections_max: NETWORK_HANDSHAKES_MAX };
 
 /// The pause in accepting when no descriptors are left.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -37,43 +41,14 @@ pub(crate) struct Accepted {
     pub(super) nodes: RefCell<HashMap<String, Rc<Mutex<Peer>>>>,
     /// The number of the next lane.
     next: Cell<u64>,
-    handshakes: Arc<Semaphore>,
-    /// The number of handshakes with peers of each network.
-    networks: RefCell<HashMap<Option<IpAddr>, usize>>,
+    /// One permit for each handshake that may begin.
+    permits: Arc<Semaphore>,
+    /// The handshakes, counted by network.
+    handshakes: Arc<Connections>,
 }
 
-/// Counts a handshake until this is dropped.
-struct Counted {
-    accepted: Rc<Accepted>,
-    network: Option<IpAddr>,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Counted {
-    /// Counts a handshake, unless its network has as many as allowed.
-    fn new(accepted: &Rc<Accepted>, peer: SocketAddr, permit: OwnedSemaphorePermit) -> Option<Counted> {
-        let network = connection::Peer::Tcp(peer).network();
-        let mut networks = accepted.networks.borrow_mut();
-        let count = networks.entry(network).or_default();
-        if *count >= NETWORK_HANDSHAKES_MAX {
-            return None;
-        }
-        *count += 1;
-        Some(Counted { accepted: accepted.clone(), network, _permit: permit })
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut networks = self.accepted.networks.borrow_mut();
-        if let Some(count) = networks.get_mut(&self.network) {
-            *count -= 1;
-            if *count == 0 {
-                networks.remove(&self.network);
-            }
-        }
-    }
-}
+/// A handshake is counted until this is dropped.
+type Counted = (Place, OwnedSemaphorePermit);
 
 /// Another node that opens lanes to this node.
 #[derive(Debug, Default)]
@@ -88,8 +63,8 @@ impl Default for Accepted {
         Accepted {
             nodes: RefCell::default(),
             next: Cell::new(0),
-            handshakes: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
-            networks: RefCell::default(),
+            permits: Arc::new(Semaphore::new(HANDSHAKES_MAX as usize)),
+            handshakes: Arc::default(),
         }
     }
 }
@@ -112,11 +87,11 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, accepted: Rc
             }
         }
         // The semaphore is never closed.
-        let Ok(permit) = accepted.handshakes.clone().acquire_owned().await else { return };
+        let Ok(permit) = accepted.permits.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, address)) => {
-                if let Some(counted) = Counted::new(&accepted, address, permit) {
-                    tasks.spawn_local(serve(shared.clone(), accepted.clone(), stream, counted));
+                if let Ok(place) = accepted.handshakes.take(&connection::Peer::Tcp(address), LIMITS) {
+                    tasks.spawn_local(serve(shared.clone(), accepted.clone(), stream, (place, permit)));
                 }
             }
             // The peer has already gone, or no descriptors are left.
