@@ -79,10 +79,8 @@ impl PreparedServer {
         let store = open_store(&settings, &clock, file, on_taking_over)?;
         faults::at_step("rebuilt");
         logging.set(state.verbosity.max(settings.verbosity));
-        let mut server = {
-            let incarnation = Some(state.incarnation).filter(|number| *number != 0);
-            Server::assemble(settings, logging, tls, clock, store, listeners, incarnation)?
-        };
+        let incarnation = Some(state.incarnation).filter(|number| *number != 0);
+        let mut server = Server::assemble(settings, logging, tls, clock, store, listeners, incarnation)?;
         server.taken = connections.len() as u32;
         for (number, (handed, socket)) in connections.into_iter().enumerate() {
             admit(&server.shared, number, handed, socket);
