@@ -1,6 +1,6 @@
 //! Accepts lanes of other nodes, and assigns them to workers.
 
-use super::{Failure, Handshake, greeting};
+use super::{Failure, Handshake, greeting, pass_panic_on};
 use crate::connections::{Command, ServeLane};
 use crate::listen::Listener;
 use crate::ring::{Ring, STRANGERS_MAX};
@@ -80,11 +80,7 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, accepted: Rc
     let mut tasks = JoinSet::new();
     loop {
         while let Some(ended) = tasks.try_join_next() {
-            if let Err(error) = ended
-                && let Ok(payload) = tokio::task::JoinError::try_into_panic(error)
-            {
-                std::panic::resume_unwind(payload);
-            }
+            pass_panic_on(ended);
         }
         // The semaphore is never closed.
         let Ok(permit) = accepted.permits.clone().acquire_owned().await else { return };

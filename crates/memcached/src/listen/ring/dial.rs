@@ -1,6 +1,6 @@
 //! Opens the lanes of this node's workers, and opens each again when it has ended.
 
-use super::{Failure, Handshake, greeting, unix_time_ms};
+use super::{Failure, Handshake, greeting, pass_panic_on, unix_time_ms};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::ring::{MapInForce, Peer, Ring};
 use crate::settings::RingSettings;
@@ -67,11 +67,7 @@ pub(crate) async fn dial(shared: Arc<Shared>) {
         }
         tokio::select! {
             () = ring.changed.notified() => {}
-            Some(ended) = tasks.join_next() => {
-                if let Err(error) = ended && let Ok(payload) = error.try_into_panic() {
-                    std::panic::resume_unwind(payload);
-                }
-            }
+            Some(ended) = tasks.join_next() => pass_panic_on(ended),
         }
     }
 }

@@ -27,6 +27,7 @@ use cached_ring::hello::{Frame, Greeting, Refused, RefusedCode};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::task::JoinError;
 
 /// The reason why a handshake has failed.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +123,15 @@ fn greeting(ring: &Ring) -> Greeting {
         unix_time_ms: unix_time_ms(),
         ring: map.ring().to_owned(),
         node: ring.own.clone(),
+    }
+}
+
+/// Panics if a task of this thread has panicked.
+fn pass_panic_on(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && let Ok(payload) = error.try_into_panic()
+    {
+        std::panic::resume_unwind(payload);
     }
 }
 
