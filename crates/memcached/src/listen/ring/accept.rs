@@ -216,15 +216,14 @@ impl Accepted {
                 Rc::strong_count(peer) > 1 || peer.try_lock().is_ok_and(|peer| !peer.lanes.is_empty())
             });
             let strangers = nodes.keys().filter(|name| !ring.knows(name)).count();
-            let text = match (nodes.len() >= NODES_MAX, is_stranger && strangers >= STRANGERS_MAX) {
-                (true, _) => format!("{NODES_MAX} other nodes have lanes to this one"),
-                (_, true) => {
-                    format!("the map has no node {name:?}, and {strangers} others have lanes that it has not")
-                }
-                (false, false) => String::new(),
-            };
-            if !text.is_empty() {
-                return Err(Refused { code: RefusedCode::TooMany, text });
+            let refuse = |text| Err(Refused { code: RefusedCode::TooMany, text });
+            if nodes.len() >= NODES_MAX {
+                return refuse(format!("{NODES_MAX} other nodes have lanes to this one"));
+            }
+            if is_stranger && strangers >= STRANGERS_MAX {
+                return refuse(format!(
+                    "the map has no node {name:?}, and {strangers} others have lanes that it has not"
+                ));
             }
         }
         Ok(nodes.entry(name.clone()).or_default().clone())
