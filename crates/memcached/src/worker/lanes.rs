@@ -278,14 +278,13 @@ impl Worker {
     pub(super) fn tick_lanes(&mut self) {
         let count = self.with_lanes(|_, lanes, _| lanes.len()).unwrap_or(0);
         for at in 0..count {
-            let pulse = |shared: &Shared, index| shared.ring.as_ref().map(|ring| ring.lanes(index).tick(at));
-            match pulse(&self.shared, self.index) {
+            match self.with_lanes(|_, lanes, _| lanes.tick(at)) {
                 None | Some(Pulse::Alive) => {}
                 Some(Pulse::Unwanted) => self.close_lane(at, Ended::Closed),
                 Some(Pulse::Silent) => {
                     // This worker itself may have been busy or stopped, and an answer has come.
                     self.read_lane_now(at);
-                    if pulse(&self.shared, self.index) == Some(Pulse::Silent) {
+                    if self.with_lanes(|_, lanes, _| lanes.tick(at)) == Some(Pulse::Silent) {
                         self.close_lane(at, Ended::Failed("nothing has come for too long".into()));
                     }
                 }
