@@ -6,7 +6,7 @@
 //! each iteration, with one write for each node.
 
 use super::inbound::{InboundLane, SUSPENDED_BYTES_MAX, collected_bytes_max};
-use super::{ConnectionSlot, Worker};
+use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::ring::{LaneId, Lanes, Outcome, Pulse, STRANGERS_MAX};
 use crate::settings::Settings;
@@ -126,14 +126,6 @@ pub(super) fn register(loop_of: &OwnedFd, socket: BorrowedFd<'_>, number: u64) -
     let interest =
         epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
     epoll::add(loop_of, socket, epoll::EventData::new_u64(number), interest)
-}
-
-/// Records the readiness that an event reports for the socket of a lane.
-pub(super) fn record(ready: &mut Readiness, flags: epoll::EventFlags) {
-    let closed = flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-    ready.closed |= closed;
-    ready.read |= closed || flags.contains(epoll::EventFlags::IN);
-    ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
 }
 
 /// Replaces what a lane keeps. A lane that keeps nothing needs no memory.

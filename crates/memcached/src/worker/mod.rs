@@ -139,6 +139,16 @@ pub(crate) struct Worker {
     aborted: bool,
 }
 
+/// Records the readiness that an event reports for a socket.
+#[inline]
+fn record(ready: &mut Readiness, flags: epoll::EventFlags) {
+    let closed = flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+    ready.closed |= closed;
+    ready.read |= closed || flags.contains(epoll::EventFlags::IN);
+    ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
+    ready.urgent |= flags.contains(epoll::EventFlags::PRI);
+}
+
 impl Worker {
     /// Returns a worker without connections.
     ///
@@ -336,12 +346,7 @@ impl Worker {
         // An event of a connection that was closed a moment ago may reach the next connection in
         // the same slot, which is then driven once too often. The waker has no slot.
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
-        let closed =
-            flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-        slot.ready.closed |= closed;
-        slot.ready.read |= closed || flags.contains(epoll::EventFlags::IN);
-        slot.ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
-        slot.ready.urgent |= flags.contains(epoll::EventFlags::PRI);
+        record(&mut slot.ready, flags);
     }
 
     /// Reads from a connection before it is driven, if it waits for a request, and prefetches the
