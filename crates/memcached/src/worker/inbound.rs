@@ -179,6 +179,13 @@ impl InboundLane {
         self.socket.as_fd()
     }
 
+    /// Removes a reply from those that wait for MORE.
+    fn take_suspended(&mut self, id: u32) -> Option<Suspended> {
+        let suspended = self.suspended.remove(&id)?;
+        self.suspended_bytes -= suspended.bytes();
+        Some(suspended)
+    }
+
     fn has_begun(&self) -> bool {
         !(self.arriving.is_empty() && self.suspended.is_empty() && self.unwaited.is_empty())
             || self.held.is_some()
@@ -632,8 +639,7 @@ impl Worker {
             }
             Asked::Part { id, bytes, last } => self.part(lane, id, bytes, last),
             Asked::More(id) => {
-                if let Some(suspended) = lane.suspended.remove(&id) {
-                    lane.suspended_bytes -= suspended.bytes().min(lane.suspended_bytes);
+                if let Some(suspended) = lane.take_suspended(id) {
                     let rest = self.continue_reply(lane, id, suspended);
                     if !rest.is_empty() {
                         self.suspend(lane, id, rest);
@@ -642,11 +648,7 @@ impl Worker {
                 Ok(())
             }
             Asked::Forget(id) => {
-                let suspended = lane.suspended.remove(&id);
-                if let Some(suspended) = &suspended {
-                    lane.suspended_bytes -= suspended.bytes().min(lane.suspended_bytes);
-                }
-                if suspended.is_some() || lane.arriving.remove(&id).is_some() {
+                if lane.take_suspended(id).is_some() || lane.arriving.remove(&id).is_some() {
                     self.done(id, &[]);
                 }
                 Ok(())
