@@ -407,25 +407,17 @@ impl Worker {
     /// Ends all lanes from other nodes in order, until `end`: requests that have begun are completed,
     /// and BYE tells the other nodes to send all others to the process that follows.
     pub(super) fn leave_inbound(&mut self, end: Instant) {
-        let lanes = |own: &mut Option<Box<WorkerLanes>>| own.as_ref().map_or(0, |own| own.inbound.len());
+        let Some(own) = &mut self.lanes else { return };
+        for lane in own.inbound.iter_mut().flatten().filter(|lane| lane.leaving == Leaving::No) {
+            lane.leaving = Leaving::Completing;
+        }
         loop {
-            for at in 0..lanes(&mut self.lanes) {
-                if let Some(own) = &mut self.lanes
-                    && let Some(lane) = &mut own.inbound[at]
-                {
-                    (lane.ready.read, lane.ready.write) = (true, true);
-                    if lane.leaving == Leaving::No {
-                        lane.leaving = Leaving::Completing;
-                    }
-                    self.serve_inbound(at);
-                }
-            }
+            // Other nodes may be leaving too, and end the lanes of this one.
+            self.pump_lanes();
             let is_done = self.lanes.as_ref().is_none_or(|own| own.inbound.iter().all(Option::is_none));
             if is_done || Instant::now() >= end {
                 return;
             }
-            // Other nodes may be leaving too, and end the lanes of this one.
-            self.pump_lanes();
             self.counters.heartbeat.set_idle();
             std::thread::sleep(RETRY);
         }
