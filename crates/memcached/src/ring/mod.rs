@@ -187,19 +187,17 @@ impl Ring {
 
     /// Puts a map in force that each worker has received. From now on, no request begins for
     /// another node's slot; requests for slots that become this node's begin after
-    /// [`end_purge`](Self::end_purge). Returns whether a purge is necessary.
-    pub(crate) fn apply(&self, map: &Arc<Map>) -> bool {
+    /// [`end_purge`](Self::end_purge).
+    pub(crate) fn apply(&self, map: &Arc<Map>) {
         let mut maps = self.maps.lock();
         let is_next = map.version() == maps.in_force.version() + 1;
-        let has_changed = self.words.apply(map, self.own_index(map), is_next);
-        if has_changed {
-            self.is_purging.store(true, Ordering::Relaxed);
+        if self.words.apply(map, self.own_index(map), is_next) {
+            self.begin_purge();
         }
         maps.in_force = map.clone();
         maps.next.take_if(|next| next.version() <= map.version());
         drop(maps);
         self.changed.notify_one();
-        has_changed
     }
 
     /// Tells other nodes that a map is in force. No request that began under the previous map may
