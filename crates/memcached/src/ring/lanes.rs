@@ -112,6 +112,20 @@ struct Lane {
 }
 
 impl Lane {
+    fn new(peer: Arc<Peer>) -> Lane {
+        Lane {
+            peer,
+            state: LaneState::Connecting,
+            is_wanted: true,
+            is_moved: false,
+            outbound: Outbound::new(),
+            waiting: BTreeSet::new(),
+            silent_ticks: 0,
+            ticks: 0,
+            pinged: None,
+        }
+    }
+
     /// Returns whether a request of `bytes` may be queued. Those who wait for room are served before
     /// others, who could take all of it for ever.
     fn has_room(&self, bytes: usize) -> bool {
@@ -284,25 +298,12 @@ impl Lanes {
                 continue;
             }
             let known = self.lanes.iter().position(|lane| lane.peer.name == node.name);
-            let unused = |lanes: &[Lane]| {
-                // A lane that is away has no request, so nothing refers to its position.
-                lanes.iter().position(|lane| !lane.is_wanted && lane.state == LaneState::Away)
-            };
             let at = known.unwrap_or_else(|| {
-                let lane = Lane {
-                    peer: peer(&node.name),
-                    state: LaneState::Connecting,
-                    is_wanted: true,
-                    is_moved: false,
-                    outbound: Outbound::new(),
-                    waiting: BTreeSet::new(),
-                    silent_ticks: 0,
-                    ticks: 0,
-                    pinged: None,
-                };
-                // Lanes of nodes that occur later in the map are not marked as wanted yet.
-                let is_known = |lane: &Lane| map.find(&lane.peer.name).is_some();
-                match unused(&self.lanes).filter(|at| !is_known(&self.lanes[*at])) {
+                let lane = Lane::new(peer(&node.name));
+                // A lane that is away has no request, so nothing refers to its position.
+                let is_unused =
+                    |lane: &Lane| lane.state == LaneState::Away && map.find(&lane.peer.name).is_none();
+                match self.lanes.iter().position(is_unused) {
                     Some(at) => {
                         self.lanes[at] = lane;
                         at
