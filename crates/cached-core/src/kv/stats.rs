@@ -110,13 +110,21 @@ impl Kv {
         // Regions that the store must not use at present also count as free in the table.
         let absent = log.arena.region_count() - stats.regions;
         stats.regions_free = stats.regions_free.saturating_sub(absent);
-        for shard in inner.index.shards() {
-            let (flushed_items, flushed_bytes) = shard.flushed();
-            stats.items += shard.items().saturating_sub(flushed_items);
-            stats.item_bytes += shard.item_bytes().saturating_sub(flushed_bytes);
-            stats.items_stored += shard.stored();
-        }
+        (stats.items, stats.item_bytes) = self.items_and_bytes();
+        stats.items_stored = inner.index.shards().iter().map(|shard| shard.stored()).sum();
         stats
+    }
+
+    /// Returns [`KvStats::items`] and [`KvStats::item_bytes`], without the pass over all regions
+    /// that the other statistics need.
+    pub fn items_and_bytes(&self) -> (u64, u64) {
+        let (mut items, mut bytes) = (0, 0);
+        for shard in self.inner.index.shards() {
+            let (flushed_items, flushed_bytes) = shard.flushed();
+            items += shard.items().saturating_sub(flushed_items);
+            bytes += shard.item_bytes().saturating_sub(flushed_bytes);
+        }
+        (items, bytes)
     }
 
     /// Returns the full size of all incomplete values that have reservations, in bytes. Costs one

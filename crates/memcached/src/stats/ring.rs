@@ -8,14 +8,15 @@ use cached_admin::status::ring::{RingFigures, RingNode, RingPart, RingRun};
 use cached_metrics::{Families, Label, Value};
 use cached_ring::{Map, Node, Report};
 
-/// Returns what this node reports about itself, to other nodes as well.
+/// Returns what this node reports about itself, to other nodes as well. Workers make a report for
+/// each PING, between requests of clients, so it takes no pass over the regions of the store.
 pub(crate) fn own_report(shared: &Shared) -> Report {
-    let (items, totals) = (shared.kv.stats(), shared.sum());
+    let ((items, item_bytes), totals) = (shared.kv.items_and_bytes(), shared.sum());
     let map = shared.ring.as_ref().map(Ring::map_in_force);
     Report {
-        items: items.items,
-        item_bytes: items.item_bytes,
-        memory_bytes: items.arena_bytes as u64,
+        items,
+        item_bytes,
+        memory_bytes: shared.kv.limits().arena_bytes as u64,
         gets: totals.gets,
         hits: totals.get_hits,
         uptime_ms: u64::from(shared.clock.uptime_secs()) * 1000,
