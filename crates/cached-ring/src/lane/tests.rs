@@ -101,12 +101,6 @@ fn an_owner_refuses_what_no_entry_sends() {
     assert_eq!(asked(&[long]), Err(Hostile::Length(Kind::Request, 65_537)));
 }
 
-/// Sends all that waits.
-fn send(outbound: &mut Outbound) {
-    let (first, second) = outbound.unsent();
-    outbound.sent(first.len() + second.len());
-}
-
 /// Returns a lane with five requests: 1 and 2 are sent, 3 misses a part, 4 and a PING are sent, 5 is
 /// not.
 fn asking() -> Outbound {

@@ -3,7 +3,8 @@
 use super::super::lanes::INBOUND_BYTES_MAX;
 use super::super::ring_tests::nodes::{Node, map, map_of, pair, read_all, settings};
 use super::*;
-use cached_ring::{Answer, Outbound, RequestId, Waiter};
+use cached_ring::wire::{HEAD_BYTES, MESSAGE_BYTES_MAX};
+use cached_ring::{Answer, Flags, Outbound, RequestId, Waiter, slot_of};
 use rustix::event::Timespec;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
