@@ -31,6 +31,7 @@
 //! | `adjacent` | ranges of memory that are adjacent |
 //! | `receive` | buffers for large payloads |
 //! | `report` | errors in settings; limits on log lines that clients can cause |
+//! | `secret` | the secret that two parties share, and the proof that they know it |
 #![warn(missing_debug_implementations)]
 
 mod address;
@@ -41,6 +42,7 @@ mod output;
 mod places;
 mod receive;
 mod report;
+mod secret;
 mod stream;
 
 pub use address::{Address, AddressError, ListenError, ListeningSocket};
@@ -51,4 +53,5 @@ pub use output::Output;
 pub use places::{Connections, Limits, Peer, Place, Refusal};
 pub use receive::{Filled, LARGE_BYTES, PayloadPool, copy_into, poll_fill};
 pub use report::{LogLimit, SettingError};
+pub use secret::{SECRET_BYTES_MIN, Secret, SecretError, Transcript};
 pub use stream::{Duplex, Stream};

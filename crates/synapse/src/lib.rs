@@ -46,11 +46,11 @@ pub mod codec;
 mod input;
 mod server;
 
-pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use client::{
     Addresses, AddressesError, ClientConfig, ClientCounters, Connector, Opening, SecretHandle, SynapseBlocker,
 };
 pub use connection::{AddressError, Duplex, LARGE_BYTES, SettingError};
+pub use connection::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use server::{ListenError, NodeRecord, Server, ServerConfig, host_name};
 
 /// The TCP port of synapse unless another one is given.

@@ -2,10 +2,10 @@
 
 use super::ListenAddress;
 use cached_ring::Map;
+use connection::Secret;
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
-use synapse::Secret;
 
 /// The settings of a node of a ring.
 #[derive(Debug, Clone)]

@@ -12,8 +12,8 @@ use blocker::{Clock, SystemClock};
 
 use super::addresses::Addresses;
 use crate::Address;
-use crate::auth::Secret;
 use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
+use connection::Secret;
 use connection::{Duplex, SettingError};
 
 /// A stream that is being opened.

@@ -9,14 +9,14 @@ use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
 
 use blocker::{Capabilities, Change, Durability, Error, Event, Scope, Survives};
-use connection::{Output, PayloadPool, Stream};
+use connection::{Output, PayloadPool, Stream, Transcript};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::config::ClientConfig;
 use super::lane::Lane;
 use super::{Core, Shared};
 use crate::Address;
-use crate::auth::{Role, Transcript, random};
+use crate::auth::{Role, random, send};
 use crate::codec::{
     self, Answer, Challenge, Credits, Features, Flags, Head, Hello, InstanceId, Op, Outcome, Request,
     SessionId, Status, StoreId, Welcome,
@@ -121,7 +121,7 @@ async fn handshake(
     let mut hello = Hello::new(session, features, random(), credits);
     (hello.client_name, hello.key) = (config.name.clone(), config.key.clone().into_bytes());
     let mut transcript = Transcript::default();
-    transcript.send(&mut output, |out| hello.encode(out));
+    send(&mut transcript, &mut output, |out| hello.encode(out));
     let unproved = || {
         let text = format!("{address}: the server does not prove that it knows the secret");
         Error::Denied(text.into())
@@ -135,8 +135,8 @@ async fn handshake(
                     let text = format!("{address}: the server requires a secret, but none is configured");
                     return Err(Error::Denied(text.into()));
                 };
-                let proof = secret.proof(Role::Client, &transcript);
-                transcript.send(&mut output, |out| codec::encode_proof(out, &proof, false));
+                let proof = Role::Client.proof(secret, &transcript);
+                send(&mut transcript, &mut output, |out| codec::encode_proof(out, &proof, false));
                 challenge = Some(received);
             }
             HandshakeReply::Welcome(welcome) => break welcome,
@@ -149,7 +149,7 @@ async fn handshake(
         }
         let before = transcript.clone();
         match receive(&mut stream, &mut input, &mut output, &mut transcript).await {
-            Ok(HandshakeReply::Proof(proof)) if secret.is_proof(&proof, Role::Server, &before) => {}
+            Ok(HandshakeReply::Proof(proof)) if Role::Server.has_proven(secret, &proof, &before) => {}
             Ok(_) => return Err(unproved()),
             Err(error) => return Err(with_address(address, error)),
         }

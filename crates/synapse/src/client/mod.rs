@@ -21,9 +21,9 @@ use blocker::metrics::{Counter, counters};
 use blocker::{Capabilities, Error, EventHub, Result};
 use parking_lot::{Mutex, RwLock};
 
-use crate::auth::{Secret, random};
+use crate::auth::random;
 use crate::codec::{SessionId, StoreId};
-use ::connection::PayloadPool;
+use ::connection::{PayloadPool, Secret};
 
 pub use addresses::{Addresses, AddressesError};
 pub use config::{ClientConfig, Connector, Opening};

@@ -11,8 +11,8 @@ use connection::{Limits, SettingError};
 use tokio::runtime::Handle;
 
 use super::Server;
-use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
+use connection::Secret;
 
 /// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`]
 /// is the total memory that the limits allow.

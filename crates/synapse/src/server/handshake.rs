@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, ready};
 
 use blocker::Error;
-use connection::SettingError;
+use connection::{Secret, SettingError, Transcript};
 use parking_lot::RwLock;
 use tokio::sync::mpsc;
 
@@ -14,7 +14,7 @@ use super::config::ServerConfig;
 use super::connection::{Connection, End, Established};
 use super::slots::Slots;
 use super::{Server, Shared};
-use crate::auth::{Role, Secret, Transcript, random};
+use crate::auth::{Role, random, send};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Hello, Op, Welcome};
 use crate::input::Timer;
 
@@ -49,10 +49,10 @@ impl Connection {
         let mut secret = None;
         if !secrets.is_empty() {
             let challenge = Challenge { nonce: random(), instance: shared.instance };
-            transcript.send(&mut self.output, |out| challenge.encode(out));
+            send(&mut transcript, &mut self.output, |out| challenge.encode(out));
             let before = transcript.clone();
             let proof = self.expect(Op::Prove, &mut transcript, codec::decode_proof).await?;
-            secret = secrets.iter().find(|secret| secret.is_proof(&proof, Role::Client, &before));
+            secret = secrets.iter().find(|secret| Role::Client.has_proven(secret, &proof, &before));
             if secret.is_none() {
                 return Err(End::Refused(Error::Denied("the secret differs from the server's".into())));
             }
@@ -81,10 +81,10 @@ impl Connection {
         // The subscription begins before the welcome is sent, so that no event after the welcome is
         // missed.
         let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
-        transcript.send(&mut self.output, |out| welcome.encode(out));
+        send(&mut transcript, &mut self.output, |out| welcome.encode(out));
         if let Some(secret) = secret {
-            let proof = secret.proof(Role::Server, &transcript);
-            transcript.send(&mut self.output, |out| codec::encode_proof(out, &proof, true));
+            let proof = Role::Server.proof(secret, &transcript);
+            send(&mut transcript, &mut self.output, |out| codec::encode_proof(out, &proof, true));
         }
         self.input.payload_bytes_max = shared.payload_bytes_max;
         let timer = Timer::after(Arc::clone(&config.clock), peer_timeout);

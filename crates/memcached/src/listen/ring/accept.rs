@@ -170,7 +170,7 @@ impl Accepted {
         let Frame::Prove(proof) = handshake.receive().await? else {
             return Err(handshake.refuse_frame("PROVE").await);
         };
-        let secret = secrets.iter().find(|secret| secret.is_proof_of(&proof, DIAL_LABEL, &proven));
+        let secret = secrets.iter().find(|secret| secret.is_proof(&proof, DIAL_LABEL, &proven));
         if secret.is_none() && !secrets.is_empty() {
             return Err(handshake.refuse(Refused::wrong_secret()).await);
         }

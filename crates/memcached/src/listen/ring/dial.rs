@@ -8,6 +8,7 @@ use crate::shared::Shared;
 use cached_ring::hello::{
     DIAL_LABEL, Frame, Greeting, Hello, Refused, SERVE_LABEL, VERSION_MAX, VERSION_MIN, Welcome,
 };
+use connection::Secret;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,7 +17,6 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use synapse::Secret;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
@@ -189,7 +189,7 @@ async fn greet(stream: &mut TcpStream, hello: Hello, secret: Option<&Secret>) ->
         return Err(handshake.refuse_frame("PROVED").await);
     };
     match secret {
-        Some(secret) if !secret.is_proof_of(&proof, SERVE_LABEL, &proven) => {
+        Some(secret) if !secret.is_proof(&proof, SERVE_LABEL, &proven) => {
             Err(handshake.refuse(Refused::wrong_secret()).await)
         }
         _ => Ok(welcome),

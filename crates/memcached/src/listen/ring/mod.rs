@@ -24,6 +24,7 @@ pub(crate) use dial::dial;
 
 use crate::ring::Ring;
 use cached_ring::hello::{Frame, Greeting, Refused, RefusedCode};
+use connection::Transcript;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -60,18 +61,18 @@ impl Failure {
 struct Handshake<'a> {
     stream: &'a mut TcpStream,
     /// The frames so far, as they were sent: the proofs are computed over them.
-    transcript: Vec<u8>,
+    transcript: Transcript,
 }
 
 impl<'a> Handshake<'a> {
     fn new(stream: &'a mut TcpStream) -> Handshake<'a> {
-        Handshake { stream, transcript: Vec::new() }
+        Handshake { stream, transcript: Transcript::default() }
     }
 
     async fn send(&mut self, frame: &Frame) -> Result<(), Failure> {
         let bytes = frame.encode();
         self.stream.write_all(&bytes).await?;
-        self.transcript.extend_from_slice(&bytes);
+        self.transcript.push(&bytes);
         Ok(())
     }
 
@@ -85,8 +86,8 @@ impl<'a> Handshake<'a> {
         };
         let mut frame = vec![0; bytes];
         self.stream.read_exact(&mut frame).await?;
-        self.transcript.extend_from_slice(&first);
-        self.transcript.extend_from_slice(&frame);
+        self.transcript.push(&first);
+        self.transcript.push(&frame);
         match Frame::decode(&frame) {
             Ok(Frame::Refused(refused)) => Err(Failure::ByPeer(refused)),
             Ok(frame) => Ok(frame),

@@ -10,13 +10,13 @@ use crate::shared::Shared;
 use crate::{Server, Settings};
 use cached_ring::hello::{Greeting, Hello};
 use cached_ring::{Map, from_documents};
+use connection::Secret;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use synapse::Secret;
 use tokio::task::LocalSet;
 
 const SECRET: &str = "0123456789abcdef";
