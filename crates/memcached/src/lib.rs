@@ -68,6 +68,7 @@ pub mod fuzzing {
 pub use listen::ListenError;
 pub use objects::ObjectHandOver;
 pub use process::{Logging, raise_descriptor_limit};
+pub use ring::MoveStep;
 pub use settings::Settings;
 pub use shared::Upgrader;
 pub use start::{

@@ -12,15 +12,19 @@
 //! | `words` | which slots are this node's own |
 //! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
+//! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
 //!
 //! A map is put in force in steps, by one thread (`worker/maps.rs`), so that no request is executed
 //! with items from a time at which the slot belonged to another node.
 
 mod lanes;
+mod moves;
 mod peers;
 mod words;
 
 pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, TICK, Why};
+pub use moves::MoveStep;
+pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
 
 use crate::locks::{Guard, LANES, Lock, RING};
@@ -63,6 +67,8 @@ pub(crate) struct Ring {
     pub(crate) suspended_pins: Arc<AtomicUsize>,
     /// Notified when another map is in force: lanes may have to be opened.
     pub(crate) changed: Notify,
+    /// What is counted of moves of slots to and from this node.
+    pub(crate) moves: MoveCounts,
     /// The thread that puts maps in force.
     pub(crate) thread: OnceLock<Thread>,
 }
@@ -108,6 +114,7 @@ impl Ring {
             collected_bytes: Arc::default(),
             suspended_pins: Arc::default(),
             changed: Notify::new(),
+            moves: MoveCounts::default(),
             thread: OnceLock::new(),
             // 0 stands for a process without a ring.
             incarnation: getrandom::u64().expect("random bytes from the operating system").max(1),
@@ -266,6 +273,7 @@ impl Ring {
             own_slots: self.words.count(SlotState::Own),
             purging_slots: self.words.count(SlotState::Purging),
             is_purging: self.is_purging(),
+            moves: self.moves.report(),
             peers: others.filter_map(|(node, slots)| Some(peers.get(&node.name)?.report(slots))).collect(),
         }
     }

@@ -1,5 +1,6 @@
 //! What is known about each other node of the ring, and counted of it.
 
+use super::MoveReport;
 use crate::locks::{Lock, PEERS};
 use cached_ring::Report;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -181,6 +182,8 @@ pub(crate) struct RingReport {
     pub(crate) purging_slots: usize,
     /// Whether items of slots are being removed that are not, or have not always been, this node's.
     pub(crate) is_purging: bool,
+    /// What is counted of moves to and from this node.
+    pub(crate) moves: MoveReport,
     /// The other nodes of the map, in the order of their names.
     pub(crate) peers: Vec<PeerReport>,
 }

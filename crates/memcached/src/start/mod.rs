@@ -12,6 +12,7 @@ pub use take_over::PreparedServer;
 
 use crate::listen::ListenError;
 use crate::process;
+use crate::ring::MoveStep;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::upgrade::TakeOverError;
@@ -153,6 +154,12 @@ impl LiveServer {
         let Some(shared) = self.shared.upgrade() else { return Ok(()) };
         let ring = shared.ring.as_ref().ok_or("the server does not belong to a ring")?;
         ring.set_map(map)
+    }
+
+    /// Counts a step of a move of slots to this node.
+    pub fn count_move(&self, step: MoveStep) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        shared.ring.iter().for_each(|ring| ring.moves.step(step));
     }
 
     /// Reloads the files of passwords and certificates, and runs `others`. If `others` succeeds,

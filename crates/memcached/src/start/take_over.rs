@@ -7,10 +7,11 @@ use super::server::{Server, open_store};
 use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints, HandedConnection};
 use crate::listen::{Listeners, SocketKind};
 use crate::process::Logging;
-use crate::settings::Settings;
+use crate::settings::{RingSettings, Settings};
 use crate::shared::clock::ServerClock;
 use crate::shared::{Shared, faults};
 use crate::upgrade::{TakeOver, Taken, Taking};
+use cached_ring::Map;
 use cached_tls::ServerTls;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -60,6 +61,13 @@ impl PreparedServer {
     /// Returns [`StartError`]. The running process continues.
     pub fn wait_for_store(&self) -> Result<(), StartError> {
         Ok(self.taking.wait_for_store()?)
+    }
+
+    /// Replaces the map of the ring by a newer one, if the server belongs to a ring.
+    pub fn set_ring_map(&mut self, map: Arc<Map>) {
+        if let Some(ring) = &self.settings.ring {
+            self.settings.ring = Some(Arc::new(RingSettings { map, ..RingSettings::clone(ring) }));
+        }
     }
 
     /// Takes over the memory file and the connections of the running process, which has stopped

@@ -2,7 +2,7 @@
 //! the notes of the readiness probe.
 
 use super::Sink;
-use crate::ring::{MapInForce, PeerReport, Ring, RingReport};
+use crate::ring::{Direction, MapInForce, MoveReport, PeerReport, Ring, RingReport};
 use crate::shared::Shared;
 use cached_admin::status::ring::{RingFigures, RingNode, RingPart, RingRun};
 use cached_metrics::{Families, Label, Value};
@@ -35,6 +35,15 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
     sink.put("own_slots", report.own_slots);
     sink.put("purging_slots", report.purging_slots);
     sink.put("purging", u8::from(report.is_purging));
+    let MoveReport { begun, committed, failed, items, bytes, sealed } = report.moves;
+    sink.put("moves_begun", begun);
+    sink.put("moves_committed", committed);
+    sink.put("moves_failed", failed);
+    for direction in [Direction::In, Direction::Out] {
+        sink.put(&format!("moved_items_{}", name(direction)), items[direction as usize]);
+        sink.put(&format!("moved_bytes_{}", name(direction)), bytes[direction as usize]);
+    }
+    sink.put("move_sealed_us", sealed.as_micros());
     for peer in &report.peers {
         let mut put = |name: &str, value: &dyn std::fmt::Display| {
             sink.put(&format!("{}:{name}", peer.name), value);
@@ -62,6 +71,13 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
         if let Some(clock_ms) = peer.clock_ms {
             put("clock_ms", &clock_ms);
         }
+    }
+}
+
+fn name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::In => "in",
+        Direction::Out => "out",
     }
 }
 
@@ -94,6 +110,23 @@ pub(super) fn collect(ring: &Ring, into: &mut Families) {
     into.sample("cached_ring_map_version", help, labels, Value::Gauge(report.map.version as f64));
     let help = "Slots whose requests this node executes; all nodes of a ring together have 16384.";
     into.gauge("cached_ring_slots", help, report.own_slots as u64);
+    let MoveReport { begun, committed, failed, items, bytes, sealed } = report.moves;
+    for (result, count) in [("begun", begun), ("committed", committed), ("failed", failed)] {
+        let help = "Moves of slots to this node: begun, committed (the slots are this node's, with their items), or \
+                    failed (given up, and tried again).";
+        into.sample("cached_ring_moves_total", help, vec![("result", result).into()], Value::Counter(count));
+    }
+    for direction in [Direction::In, Direction::Out] {
+        let labels = || vec![("direction", name(direction)).into()];
+        let help = "Items and deletions that moves have brought to this node (in) or taken from it (out).";
+        let value = Value::Counter(items[direction as usize]);
+        into.sample("cached_ring_moved_items_total", help, labels(), value);
+        let help = "Bytes of these items.";
+        let value = Value::Counter(bytes[direction as usize]);
+        into.sample("cached_ring_moved_bytes_total", help, labels(), value);
+    }
+    let help = "The time for which nobody executed requests for the slots of the last move to this node.";
+    into.measure("cached_ring_move_sealed_seconds", help, &sealed);
     for peer in &report.peers {
         let of_peer = || vec![Label::from(("peer", peer.name.clone()))];
         let with = |name: &'static str, value: &'static str| {
