@@ -8,6 +8,7 @@
 //!  upgrade       a new process takes over from this one
 //!  listen        sockets, and the acceptor that assigns connections to workers
 //!  worker        threads: the event loops, and the background threads
+//!  copy          items on their way from one node of a ring to another
 //!  conn          one connection: bytes in, replies out
 //!  exec          one request: store, counters, reply
 //!  stats         reports: `stats`, metrics, documents of the admin listener
@@ -33,6 +34,7 @@ pub mod settings;
 
 mod conn;
 mod connections;
+mod copy;
 mod exec;
 mod listen;
 mod locks;
@@ -65,10 +67,12 @@ pub mod fuzzing {
     }
 }
 
+pub use copy::{Copied, CopyError};
 pub use listen::ListenError;
 pub use objects::ObjectHandOver;
 pub use process::{Logging, raise_descriptor_limit};
 pub use ring::MoveStep;
+pub use ring::RingEvents;
 pub use settings::Settings;
 pub use shared::Upgrader;
 pub use start::{

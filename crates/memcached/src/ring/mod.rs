@@ -10,6 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | `words` | which slots are this node's own |
+//! | `events` | [`RingEvents`]: what the steward of the maps has to act on |
 //! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
 //! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
@@ -17,11 +18,13 @@
 //! A map is put in force in steps, by one thread (`worker/maps.rs`), so that no request is executed
 //! with items from a time at which the slot belonged to another node.
 
+mod events;
 mod lanes;
 mod moves;
 mod peers;
 mod words;
 
+pub use events::RingEvents;
 pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, TICK, Why};
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
@@ -65,6 +68,8 @@ pub(crate) struct Ring {
     pub(crate) collected_bytes: Arc<AtomicUsize>,
     /// The bytes of values that stay pinned because other nodes have not asked for them yet.
     pub(crate) suspended_pins: Arc<AtomicUsize>,
+    /// What the steward of the maps has to act on.
+    pub(crate) events: Arc<RingEvents>,
     /// Notified when another map is in force: lanes may have to be opened.
     pub(crate) changed: Notify,
     /// What is counted of moves of slots to and from this node.
@@ -113,6 +118,7 @@ impl Ring {
             is_purging: AtomicBool::new(false),
             collected_bytes: Arc::default(),
             suspended_pins: Arc::default(),
+            events: Arc::default(),
             changed: Notify::new(),
             moves: MoveCounts::default(),
             thread: OnceLock::new(),
@@ -137,6 +143,34 @@ impl Ring {
     /// Returns the map in force.
     pub(crate) fn map(&self) -> Arc<Map> {
         self.maps.lock().in_force.clone()
+    }
+
+    /// Returns whether a worker has a lane to a node.
+    pub(crate) fn is_reachable(&self, node: &str) -> bool {
+        let peer = self.maps.lock().peers.get(node).cloned();
+        peer.is_some_and(|peer| (0..self.lanes.len()).any(|worker| peer.is_open(worker)))
+    }
+
+    /// Returns whether every node that this one reaches has a map at least as late as this process has
+    /// begun with.
+    pub(crate) fn is_known_to_all(&self) -> bool {
+        todo!()
+    }
+
+    /// Forbids copy sessions, or permits them again.
+    pub(crate) fn hold_moves(&self, _holds: bool) {
+        todo!()
+    }
+
+    /// Returns the number of slots that are sealed.
+    pub(crate) fn sealed_slots(&self) -> usize {
+        todo!()
+    }
+
+    /// Returns whether a flush may be executed by which an entry with a map of this version reaches all
+    /// nodes: no slot is on its way to another node, and this node has the same map.
+    pub(crate) fn may_flush(&self, _map_version: u64) -> bool {
+        todo!()
     }
 
     /// Returns the version and the digest of the map that other nodes are told is in force.

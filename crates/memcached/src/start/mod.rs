@@ -3,6 +3,7 @@
 //! a whole, such as the sum of its memory, are here; the handling of requests is not.
 
 pub(crate) mod memory;
+mod ring;
 pub(crate) mod server;
 mod take_over;
 
@@ -12,7 +13,6 @@ pub use take_over::PreparedServer;
 
 use crate::listen::ListenError;
 use crate::process;
-use crate::ring::MoveStep;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::upgrade::TakeOverError;
@@ -21,7 +21,6 @@ use cached_core::arena::ArenaFileError;
 use cached_core::kv::KvConfigError;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
-use cached_ring::Map;
 use std::io;
 use std::sync::{Arc, Weak};
 
@@ -142,24 +141,6 @@ impl LiveServer {
             objects.slow().set_threshold(settings.insight.slow_threshold());
         }
         shared.logging.configure(settings.log);
-    }
-
-    /// Puts another map of the ring in force soon after this call. The map must have a higher
-    /// version than the map before, unless both are equal.
-    ///
-    /// # Errors
-    /// Returns the reason why the map cannot be used, as a single line. The earlier map then stays in
-    /// force.
-    pub fn set_map(&self, map: Map) -> Result<(), String> {
-        let Some(shared) = self.shared.upgrade() else { return Ok(()) };
-        let ring = shared.ring.as_ref().ok_or("the server does not belong to a ring")?;
-        ring.set_map(map)
-    }
-
-    /// Counts a step of a move of slots to this node.
-    pub fn count_move(&self, step: MoveStep) {
-        let Some(shared) = self.shared.upgrade() else { return };
-        shared.ring.iter().for_each(|ring| ring.moves.step(step));
     }
 
     /// Reloads the files of passwords and certificates, and runs `others`. If `others` succeeds,
