@@ -90,7 +90,7 @@ pub use config::{
 };
 pub use flight::NewValue;
 pub use item::KEY_BYTES_MAX;
-pub use ops::{READ_BATCH, Reservation, ScanCursor};
+pub use ops::{ImportOptions, READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
 pub use request::*;
 pub use restart::{HandedOver, Restart};

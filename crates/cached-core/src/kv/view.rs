@@ -133,6 +133,11 @@ impl<'a> ItemView<'a> {
         self.item.state() & state::STALE != 0
     }
 
+    /// Returns whether a client has won the right to refresh the item.
+    pub fn token_sent(&self) -> bool {
+        self.item.state() & state::TOKEN_SENT != 0
+    }
+
     /// Returns the size of the item: its entry, including padding, and its pieces.
     pub fn bytes(&self) -> u64 {
         self.kv.item_bytes(self.item)

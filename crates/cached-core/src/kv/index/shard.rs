@@ -202,6 +202,18 @@ impl Shard {
         self.superblock = Some(superblock.clone());
     }
 
+    /// From now on, assigns only CAS values above `at_least`. A value that no counter can have
+    /// reached is treated as half of the range.
+    pub(crate) fn raise_cas(&self, at_least: u64) {
+        let at_least = at_least.min(u64::MAX / 2);
+        let raised = |next: u64| {
+            let steps = at_least.checked_sub(next)? / self.cas_step + 1;
+            Some(next + steps * self.cas_step)
+        };
+        // Nothing changes if the next value is above already.
+        let _ = self.counters.cas.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raised);
+    }
+
     /// Returns the next CAS value.
     pub(super) fn cas_ahead(&self) -> u64 {
         self.counters.cas.load(Ordering::Relaxed)

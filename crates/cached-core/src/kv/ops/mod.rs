@@ -3,8 +3,10 @@
 mod arithmetic;
 mod delete;
 mod get;
+mod import;
 mod link;
 mod store;
 
 pub use get::{READ_BATCH, ScanCursor};
+pub use import::ImportOptions;
 pub use store::Reservation;

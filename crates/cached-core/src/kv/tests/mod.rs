@@ -3,6 +3,7 @@
 mod behaviour;
 mod flight;
 mod full;
+mod import;
 mod interleaving;
 mod model;
 mod prefixes;

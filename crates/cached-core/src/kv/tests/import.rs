@@ -1,0 +1,128 @@
+//! Items that come from another store.
+
+use super::{store_with, value_of};
+use crate::clock::{Clock, Expiry};
+use crate::kv::*;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+/// Returns the item of a key, with all attributes.
+fn export(kv: &Kv, key: &[u8]) -> Option<(Vec<u8>, ImportOptions)> {
+    let item = kv.peek(key, kv.hash(key), |item| {
+        let options = ImportOptions {
+            client_flags: item.client_flags(),
+            cas: item.cas(),
+            expiry: item.expiry(),
+            idle_secs: item.now() - item.last_access(),
+            fetched: item.fetched(),
+            stale: item.stale(),
+            token_sent: item.token_sent(),
+            key_binary: item.key_binary(),
+        };
+        (item.to_vec(), options)
+    });
+    item.ok()
+}
+
+#[test]
+fn an_imported_item_has_all_attributes() {
+    let mut rng = SmallRng::seed_from_u64(7);
+    for evict in [true, false] {
+        let config = || KvConfig { item_bytes_max: 1 << 20, evict, ..KvConfig::default() };
+        let ((kv, clock), (other, other_clock)) = (store_with(config()), store_with(config()));
+        clock.advance(1000);
+        other_clock.advance(1000);
+        for n in 0..if cfg!(miri) { 20 } else { 400u32 } {
+            let key = n.to_le_bytes();
+            let bytes = if n % 50 == 0 { 300_000 } else { rng.random_range(0..5000) };
+            let options = ImportOptions {
+                client_flags: if rng.random() { rng.random() } else { 0 },
+                cas: rng.random(),
+                expiry: if rng.random() { Expiry::after(kv.now_secs(), 100) } else { Expiry::NEVER },
+                idle_secs: rng.random_range(0..900),
+                fetched: rng.random(),
+                stale: rng.random(),
+                token_sent: rng.random(),
+                key_binary: rng.random(),
+            };
+            let (value, hash) = (value_of(n.into(), bytes), kv.hash(&key));
+            if rng.random() {
+                kv.set(&key, b"earlier").unwrap();
+            }
+            assert_eq!(kv.import(&key, hash, &value, &options), Ok(true));
+            let exported = export(&kv, &key).unwrap();
+            assert!(exported == (value, options), "{:?} instead of {options:?}", exported.1);
+            // The same again in another store.
+            other.import(&key, other.hash(&key), &exported.0, &exported.1).unwrap();
+            assert!(export(&other, &key) == Some(exported));
+        }
+        kv.validate();
+        clock.advance(100);
+        assert_eq!(other.get(&0u32.to_le_bytes()).map(|value| value.len()), Some(300_000));
+    }
+}
+
+#[test]
+fn an_item_that_cannot_be_stored_removes_the_earlier_one() {
+    let (kv, _) = store_with(KvConfig { arena_bytes: 2 << 20, evict: false, ..KvConfig::default() });
+    let hash = kv.hash(b"k");
+    let never = ImportOptions::default();
+    for (value, options, outcome) in [
+        (vec![], ImportOptions { expiry: Expiry::at(kv.now_secs()), ..never }, Ok(false)),
+        (vec![0; 2 << 20], never, Err(StoreError::TooLarge)),
+    ] {
+        kv.set(b"k", b"earlier").unwrap();
+        assert_eq!(kv.import(b"k", hash, &value, &options), outcome);
+        assert_eq!(kv.get(b"k"), None);
+    }
+    kv.set(b"k", b"earlier").unwrap();
+    let mut n = 0u64;
+    let full = loop {
+        n += 1;
+        if let Err(error) = kv.import(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), &[7; 3000], &never) {
+            break error;
+        }
+    };
+    assert_eq!((full, kv.get(b"k").is_some()), (StoreError::OutOfMemory, true));
+    assert_eq!(kv.import(b"k", hash, &[7; 3000], &never), Err(StoreError::OutOfMemory));
+    assert_eq!(kv.get(b"k"), None);
+    kv.validate();
+}
+
+#[test]
+fn imports_into_a_full_store_evict() {
+    let (kv, clock) = store_with(KvConfig { arena_bytes: 2 << 20, ..KvConfig::default() });
+    for n in 0..if cfg!(miri) { 100 } else { 20_000u32 } {
+        let (key, options) = (n.to_le_bytes(), ImportOptions { stale: true, ..ImportOptions::default() });
+        assert_eq!(kv.import(&key, kv.hash(&key), &[n as u8; 500], &options), Ok(true));
+        assert_eq!(export(&kv, &key), Some((vec![n as u8; 500], options)), "at {}", clock.now_secs());
+    }
+    assert!(cfg!(miri) || kv.stats().evictions > 10_000);
+    kv.validate();
+}
+
+#[test]
+fn cas_values_rise_above_those_of_another_store() {
+    let (kv, _) = store_with(KvConfig::default());
+    let all = |kv: &Kv| {
+        let mut values: Vec<u64> = (0..500u32)
+            .map(|n| {
+                kv.set(&n.to_le_bytes(), b"").unwrap();
+                kv.get_with_cas(&n.to_le_bytes()).unwrap().1
+            })
+            .collect();
+        values.sort_unstable();
+        values
+    };
+    let before = all(&kv);
+    assert!(before[499] < kv.cas_ahead());
+    for at_least in [0, 77_777, 77_777, 1 << 40] {
+        kv.raise_cas(at_least);
+        let mut values = all(&kv);
+        assert!(values[0] > at_least && values[0] > before[499] || at_least == 0);
+        values.dedup();
+        assert_eq!(values.len(), 500, "each is used once");
+    }
+    kv.raise_cas(u64::MAX);
+    assert!(all(&kv)[499] < u64::MAX / 2 + (1 << 20));
+}
