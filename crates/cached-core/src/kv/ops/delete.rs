@@ -121,6 +121,16 @@ impl Kv {
         inner.flush.clear(due);
     }
 
+    /// Returns the number of flushes so far, of everything and of prefixes; `None` while a flush is
+    /// scheduled. Items that were read when this returned a number have not been flushed as long as it
+    /// returns the same.
+    #[must_use]
+    pub fn flushes(&self) -> Option<u64> {
+        let inner = &self.inner;
+        let prefixes = inner.prefixes.flushes();
+        (inner.flush.due() == 0).then(|| u64::from(inner.flush.flushes()) + prefixes)
+    }
+
     /// Schedules a flush of every item that is stored when the clock reaches `secs`. A later call
     /// replaces an earlier one; 0 cancels it.
     pub fn flush_at(&self, secs: u32) {

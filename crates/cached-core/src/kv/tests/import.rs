@@ -1,6 +1,6 @@
 //! Items that come from another store.
 
-use super::{store_with, value_of};
+use super::{secs, store_with, value_of};
 use crate::clock::{Clock, Expiry};
 use crate::kv::*;
 use rand::rngs::SmallRng;
@@ -125,4 +125,20 @@ fn cas_values_rise_above_those_of_another_store() {
     }
     kv.raise_cas(u64::MAX);
     assert!(all(&kv)[499] < u64::MAX / 2 + (1 << 20));
+}
+
+#[test]
+fn a_flush_is_counted() {
+    let (kv, clock) = store_with(KvConfig::default());
+    let before = kv.flushes().unwrap();
+    kv.set_for(b"k", b"v", secs(3)).unwrap();
+    assert_eq!(kv.flushes(), Some(before));
+    kv.flush_all();
+    kv.flush_prefix(b"p").unwrap();
+    assert_eq!(kv.flushes(), Some(before + 2));
+    kv.flush_at(kv.now_secs() + 5);
+    assert_eq!(kv.flushes(), None, "one is scheduled");
+    clock.advance(5);
+    assert_eq!(kv.get(b"k"), None);
+    assert_eq!(kv.flushes(), Some(before + 3));
 }
