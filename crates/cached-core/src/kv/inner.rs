@@ -2,13 +2,14 @@
 //! commands use.
 
 use super::flight::Flights;
+use super::hooks::ChangeHooks;
 use super::index::{BucketGuard, BucketLock, Index, Slot};
 use super::item::extent::{List, PIECE_HEADER_BYTES, Piece};
 use super::item::{ItemPtr, Usage, state};
 use super::lock_ranks;
 use super::log::Log;
 use super::prefixes::PrefixFlushes;
-use super::request::{Change, ChangeHook, EvictionHook, Miss};
+use super::request::{Change, EvictionHook, Miss};
 use super::restart::StoreFile;
 use crate::KeyHash;
 use crate::arena::{Superblock, prefetch};
@@ -32,7 +33,7 @@ pub(super) struct Inner {
     /// Entries of up to this size are contiguous.
     pub(super) inline_bytes_max: usize,
     pub(super) item_bytes_max: usize,
-    pub(super) change_hook: Option<Arc<dyn ChangeHook>>,
+    pub(super) change_hooks: ChangeHooks,
     pub(super) eviction_hook: Option<Arc<dyn EvictionHook>>,
     pub(super) expirations: Expirations,
     pub(super) insight: Insight,
@@ -313,11 +314,11 @@ impl Inner {
         true
     }
 
-    /// Calls the change hook, if there is one.
+    /// Calls the change hooks, if there are any. The caller holds the lock of the key's hash bucket.
     #[inline]
     pub(super) fn notify(&self, change: Change, key: &[u8], version: u64) {
-        if let Some(hook) = &self.change_hook {
-            hook.on_change(change, key, version);
+        if self.change_hooks.exist() {
+            self.change_hooks.call(change, key, version);
         }
     }
 

@@ -45,6 +45,7 @@
 //! - Removal of many items: [`Kv::flush_all`], [`Kv::flush_prefix`].
 //! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed
 //!   memory is then reclaimed as it is needed.
+//! - Copies: [`Kv::add_change_hook`] and [`Kv::scan`] in one store, [`Kv::import`] in the other.
 //! - Observation: [`Kv::stats`], and the hooks [`ChangeHook`] and [`EvictionHook`]. With
 //!   [`KvConfig::insight`], [`Kv::miss_ratio_curve`] predicts the miss ratios of other amounts of
 //!   memory, and [`Kv::misses_by_reason`] counts why keys were missed.
@@ -62,6 +63,7 @@
 
 mod config;
 mod flight;
+mod hooks;
 mod index;
 mod inner;
 mod item;
@@ -89,6 +91,7 @@ pub use config::{
     PrefixError, StoreError,
 };
 pub use flight::NewValue;
+pub use hooks::AddedHook;
 pub use item::KEY_BYTES_MAX;
 pub use ops::{ImportOptions, READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
@@ -105,6 +108,7 @@ use crate::clock::Expiry;
 use crate::insight::Insight;
 use crate::sync::Arc;
 use flight::Flights;
+use hooks::ChangeHooks;
 use index::Index;
 use inner::{Expirations, FlushSchedule, Inner};
 use item::extent::{List, PIECE_HEADER_BYTES, Piece};
@@ -213,7 +217,7 @@ impl Kv {
             has_cas: config.cas,
             inline_bytes_max: region_bytes / 16,
             item_bytes_max: config.item_bytes_max,
-            change_hook: config.change_hook,
+            change_hooks: ChangeHooks::new(config.change_hook, config.lanes),
             eviction_hook: config.eviction_hook,
             expirations: Expirations::default(),
             insight,
@@ -360,6 +364,8 @@ mod lock_ranks {
     /// Taken with a hash bucket locked, by operations while a prefix is pending.
     pub(super) static PREFIXES: Rank = Rank::new("kv: copy of the table of flushed prefixes", 44);
     pub(super) static MARKS: Rank = Rank::new("kv: marks of keys stored again", 46);
+    /// Taken with a hash bucket locked, while hooks are called.
+    pub(super) static HOOKS: Rank = Rank::new("kv: copy of the list of change hooks", 58);
     pub(super) static OVERFLOW: Rank = Rank::new("kv: overflow pool of an index shard", 50);
     /// Taken while no other lock is held, and held only briefly.
     pub(super) static FLIGHTS: Rank = Rank::new("kv: table of flights", 8);

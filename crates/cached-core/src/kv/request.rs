@@ -205,10 +205,12 @@ pub enum ArithmeticOutcome {
 pub enum Change {
     /// A value was stored or replaced, as a whole or in part.
     Stored,
-    /// Only attributes changed: expiry, stale mark, CAS value.
+    /// Only attributes changed: expiry, CAS value, stale mark, the right to refresh the item.
     Touched,
     /// The item was deleted on request.
     Deleted,
+    /// The key was to be deleted, and had no item.
+    Absent,
     /// The item was removed because it had expired.
     Expired,
     /// The item was removed because it had been flushed.
@@ -218,7 +220,7 @@ pub enum Change {
 }
 
 /// A hook that the store calls at every change of an item; for each key, in the order of its
-/// changes.
+/// changes. [`Kv::add_change_hook`](super::Kv::add_change_hook) adds one to a store in use.
 ///
 /// ```
 /// use cached_core::kv::{Change, ChangeHook, Kv, KvConfig};
@@ -245,7 +247,7 @@ pub enum Change {
 pub trait ChangeHook: Send + Sync + 'static {
     /// Reports a change. This is called while the key's hash bucket is locked, so it must be quick,
     /// and must neither block nor call the store. `version` is the item's CAS value (for a removal,
-    /// its last one), or 0 in a store without CAS values.
+    /// its last one), or 0 without an item or in a store without CAS values.
     fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 

@@ -81,6 +81,9 @@ impl Kv {
                     created: false,
                 };
             }
+            if options.touch.is_some() {
+                inner.notify(Change::Touched, key, item.cas());
+            }
             // A number that is longer or pinned is written to a new entry.
             let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
             let store = StoreOptions {

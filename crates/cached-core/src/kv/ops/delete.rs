@@ -30,7 +30,10 @@ impl Kv {
         loop {
             let now = inner.now();
             let locked = inner.index.shard(hash).lock(hash);
-            let Ok(found) = inner.find(&locked, hash, key, now) else { return DeleteOutcome::NotFound };
+            let Ok(found) = inner.find(&locked, hash, key, now) else {
+                inner.notify(Change::Absent, key, 0);
+                return DeleteOutcome::NotFound;
+            };
             let item = found.item;
             if options.compare.is_some_and(|cas| cas != item.cas()) {
                 return DeleteOutcome::Exists;

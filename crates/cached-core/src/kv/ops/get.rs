@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 
 use crate::clock::Expiry;
 use crate::kv::index::BucketHint;
+use crate::kv::inner::Inner;
 use crate::kv::item::{Attributes, ItemPtr, Shape, state};
 use crate::kv::request::Change;
 use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
@@ -147,7 +148,7 @@ impl Kv {
                 ..Fetched::default()
             };
             if options.tokens {
-                assign_refresh(item, options, &mut fetched);
+                inner.assign_refresh(item, options, &mut fetched);
             }
             if options.touch.is_some() && !created {
                 inner.notify(Change::Touched, key, item.cas());
@@ -242,22 +243,25 @@ impl Kv {
     }
 }
 
-/// Prevents stampedes: of all callers that read an item that is stale, newly created, or about to
-/// expire, one wins the right to refresh it.
-fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
-    let marks = item.state();
-    fetched.token_sent = marks & state::TOKEN_SENT != 0;
-    fetched.stale = marks & state::STALE != 0;
-    fetched.won = fetched.created;
-    if !fetched.token_sent {
-        let expiry = if options.recache_after_touch { item.expiry() } else { fetched.expiry_before };
-        let soon = options
-            .recache_below
-            .is_some_and(|below| expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs());
-        fetched.won |= fetched.stale || soon && !fetched.created;
-    }
-    if fetched.won {
-        item.set_state(marks | state::TOKEN_SENT);
+impl Inner {
+    /// Prevents stampedes: of all callers that read an item that is stale, newly created, or about to
+    /// expire, one wins the right to refresh it.
+    fn assign_refresh(&self, item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
+        let marks = item.state();
+        fetched.token_sent = marks & state::TOKEN_SENT != 0;
+        fetched.stale = marks & state::STALE != 0;
+        fetched.won = fetched.created;
+        if !fetched.token_sent {
+            let expiry = if options.recache_after_touch { item.expiry() } else { fetched.expiry_before };
+            let soon = options
+                .recache_below
+                .is_some_and(|below| expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs());
+            fetched.won |= fetched.stale || soon && !fetched.created;
+        }
+        if fetched.won {
+            item.set_state(marks | state::TOKEN_SENT);
+            self.notify(Change::Touched, item.key(), item.cas());
+        }
     }
 }
 

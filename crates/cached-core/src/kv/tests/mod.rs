@@ -1,6 +1,7 @@
 //! Tests of the whole store: against a model, under memory pressure, and with threads.
 
 mod behaviour;
+mod events;
 mod flight;
 mod full;
 mod import;
