@@ -1,5 +1,7 @@
 //! Slots: the unit in which keys are assigned to nodes.
 
+use std::fmt;
+
 /// The number of slots of a ring.
 pub const SLOTS: usize = 1 << 14;
 
@@ -28,6 +30,110 @@ impl Slot {
     }
 }
 
+/// A set of slots. As a text it is its runs, as in `0-63,128`.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct SlotSet(Box<[u64; SLOTS / 64]>);
+
+impl SlotSet {
+    /// Returns the set without slots.
+    #[must_use]
+    pub fn new() -> SlotSet {
+        SlotSet(Box::new([0; SLOTS / 64]))
+    }
+
+    /// Returns whether the slot is in the set.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, slot: Slot) -> bool {
+        self.0[usize::from(slot.0) / 64] & (1 << (slot.0 % 64)) != 0
+    }
+
+    /// Adds a slot. Returns whether it was not in the set.
+    pub fn insert(&mut self, slot: Slot) -> bool {
+        let word = &mut self.0[usize::from(slot.0) / 64];
+        let before = std::mem::replace(word, *word | 1 << (slot.0 % 64));
+        before != *word
+    }
+
+    /// Removes a slot. Returns whether it was in the set.
+    pub fn remove(&mut self, slot: Slot) -> bool {
+        let word = &mut self.0[usize::from(slot.0) / 64];
+        let before = std::mem::replace(word, *word & !(1 << (slot.0 % 64)));
+        before != *word
+    }
+
+    /// Returns the number of slots.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Returns whether the set has no slots.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    /// Returns the slots in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = Slot> + '_ {
+        Slot::all().filter(|slot| self.contains(*slot))
+    }
+
+    /// Returns the first and the last slot of each run, in the order of their numbers.
+    pub fn runs(&self) -> impl Iterator<Item = (Slot, Slot)> + '_ {
+        let mut slots = self.iter().peekable();
+        std::iter::from_fn(move || {
+            let first = slots.next()?;
+            let mut last = first;
+            while let Some(next) = slots.next_if(|next| next.0 == last.0 + 1) {
+                last = next;
+            }
+            Some((first, last))
+        })
+    }
+}
+
+impl Default for SlotSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Extend<Slot> for SlotSet {
+    fn extend<I: IntoIterator<Item = Slot>>(&mut self, slots: I) {
+        for slot in slots {
+            self.insert(slot);
+        }
+    }
+}
+
+impl FromIterator<Slot> for SlotSet {
+    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> Self {
+        let mut set = Self::new();
+        set.extend(slots);
+        set
+    }
+}
+
+impl fmt::Display for SlotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (first, last)) in self.runs().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            match first == last {
+                true => write!(f, "{comma}{}", first.0)?,
+                false => write!(f, "{comma}{}-{}", first.0, last.0)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for SlotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SlotSet({self})")
+    }
+}
+
 /// Returns the slot of a key: bits 16 to 29 of its CRC-32 (IEEE 802.3).
 ///
 /// ```
@@ -37,4 +143,11 @@ impl Slot {
 #[must_use]
 pub fn slot_of(key: &[u8]) -> Slot {
     Slot((crc32fast::hash(key) >> 16) as u16 & (SLOTS as u16 - 1))
+}
+
+/// Returns the first and the last slot of a run, `FIRST-LAST` or one slot; `None` if the text is none.
+pub(crate) fn run(text: &str) -> Option<(Slot, Slot)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let slot = |text: &str| text.parse().ok().and_then(Slot::new);
+    slot(first).zip(slot(last)).filter(|(first, last)| first <= last)
 }

@@ -19,6 +19,9 @@
 //! The last part of a request completes it, and so does a FORGET while parts are missing. Each
 //! request is answered exactly once, by DONE or NOT_MINE, in the order in which requests were
 //! completed. Only the parts of a reply after the first may come later than other replies.
+//!
+//! After NOT_MINE the owner refuses all requests of the slot on this lane, until one has the flag
+//! AGAIN: so the requests that were already on their way do not overtake the refused one.
 
 use thiserror::Error;
 
@@ -34,7 +37,7 @@ pub const OPEN_MAX: usize = 64;
 /// without waiting.
 pub const SUSPENDED_MAX: usize = 1024;
 /// The slot of a message that has none.
-const NO_SLOT: u16 = u16::MAX;
+pub(crate) const NO_SLOT: u16 = u16::MAX;
 
 numbered! {
     /// The kind of a message.
@@ -68,7 +71,9 @@ impl Kind {
     /// Returns the flags that a message of this kind may have.
     const fn flags(self) -> Flags {
         Flags(match self {
-            Self::Request => Flags::BINARY.0 | Flags::PARTS.0 | Flags::HEAD.0 | Flags::EVERY.0,
+            Self::Request => {
+                Flags::BINARY.0 | Flags::PARTS.0 | Flags::HEAD.0 | Flags::EVERY.0 | Flags::AGAIN.0
+            }
             Self::RequestPart => Flags::PARTS.0,
             _ => 0,
         })
@@ -101,6 +106,9 @@ impl Flags {
     pub const HEAD: Self = Self(4);
     /// Each node executes the request (`flush_all`): it belongs to no slot.
     pub const EVERY: Self = Self(8);
+    /// The owner has refused a request of the slot, and later ones with it: this is the first that
+    /// is sent after their answers, and ends that.
+    pub const AGAIN: Self = Self(16);
 
     /// Returns whether all of `flags` are set.
     #[inline]
@@ -309,6 +317,9 @@ pub enum Hostile {
     /// These flags exclude each other.
     #[error("a request for every node, or without its value, has parts")]
     Parts,
+    /// A request for every node is of no slot, and is never refused.
+    #[error("a request for every node is sent again")]
+    EveryAgain,
     /// More than [`OPEN_MAX`] requests are incomplete.
     #[error("parts of more than {OPEN_MAX} requests are missing")]
     Open,

@@ -1,6 +1,6 @@
 //! The owner's end: what an entry sends.
 
-use crate::Slot;
+use crate::slots::{Slot, SlotSet};
 use crate::wire::{self, Flags, HEAD_BYTES, Hostile, Kind, OPEN_MAX};
 
 /// What an entry asks for.
@@ -56,6 +56,8 @@ pub struct Inbound {
     previous: u32,
     /// The requests that miss parts, and how many bytes of them have come.
     open: Vec<(u32, usize)>,
+    /// The slots of which a request was refused since the last one with [`Flags::AGAIN`].
+    refused: Option<SlotSet>,
     last: u32,
     is_ended: bool,
     request_bytes_max: usize,
@@ -67,7 +69,7 @@ impl Inbound {
     /// its command, not what this node stores.
     #[must_use]
     pub fn new(request_bytes_max: usize) -> Self {
-        Self { previous: 0, open: Vec::new(), last: 0, is_ended: false, request_bytes_max }
+        Self { previous: 0, open: Vec::new(), refused: None, last: 0, is_ended: false, request_bytes_max }
     }
 
     /// Returns the id of the last request that is complete; 0 if there is none. When all of them
@@ -81,6 +83,38 @@ impl Inbound {
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.is_ended
+    }
+
+    /// Returns whether a request with these flags must be refused for this slot, even if its requests
+    /// are executed here: an earlier one was refused, and has not been sent again.
+    #[inline]
+    #[must_use]
+    pub fn refuses(&self, slot: Slot, flags: Flags) -> bool {
+        match &self.refused {
+            None => false,
+            Some(refused) => !flags.has(Flags::AGAIN) && refused.contains(slot),
+        }
+    }
+
+    /// Says whether a request with these flags was refused, for each slot of its keys. Of a request
+    /// with parts this is said when its head has come, and again if it is refused at its end.
+    #[inline]
+    pub fn decided(&mut self, slot: Slot, flags: Flags, is_refused: bool) {
+        if is_refused || self.refused.is_some() {
+            self.keep_order(slot, flags, is_refused);
+        }
+    }
+
+    #[cold]
+    fn keep_order(&mut self, slot: Slot, flags: Flags, is_refused: bool) {
+        if is_refused {
+            self.refused.get_or_insert_default().insert(slot);
+        } else if flags.has(Flags::AGAIN) {
+            self.refused.take_if(|refused| {
+                refused.remove(slot);
+                refused.is_empty()
+            });
+        }
     }
 
     /// Returns what `input` begins with, and its length in bytes; `None` if it is incomplete.
@@ -132,6 +166,9 @@ impl Inbound {
         let is_above = (1..=u32::MAX / 2).contains(&id.wrapping_sub(self.previous));
         if self.previous != 0 && (!is_above || self.position(id).is_some()) {
             return Err(Hostile::RequestOrder { id, before: self.previous });
+        }
+        if flags.has(Flags::EVERY.with(Flags::AGAIN)) {
+            return Err(Hostile::EveryAgain);
         }
         if flags.has(Flags::PARTS) {
             if flags.has(Flags::EVERY) || flags.has(Flags::HEAD) {

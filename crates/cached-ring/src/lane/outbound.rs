@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::Slot;
+use crate::slots::{Slot, SlotSet};
 use crate::wire::{
     self, Flags, HEAD_BYTES, Head, Hostile, Kind, MESSAGE_BYTES_MAX, OPEN_MAX, Report, SUSPENDED_MAX,
 };
@@ -68,6 +68,8 @@ pub enum Executed {
     Maybe,
     /// It has, and a part of the reply has been delivered.
     Partly,
+    /// It has not, and has refused an earlier request of the slot: this one goes again after it.
+    Refused,
 }
 
 /// A request that will not be answered.
@@ -110,6 +112,9 @@ pub struct Outbound {
     heads_bytes: usize,
     /// The requests whose replies have begun to arrive, and are not complete.
     partly: HashMap<u32, Partly>,
+    /// The slots of which the owner has refused a request: it refuses all until one has
+    /// [`Flags::AGAIN`].
+    refused: Option<SlotSet>,
     /// The requests without an answer whose clients have gone. Their answers are not delivered.
     forgotten: HashSet<u32>,
     /// The id of the last request.
@@ -130,7 +135,15 @@ struct Waiting {
     id: u32,
     to: Waiter,
     flags: Flags,
+    slot: SlotNumber,
     own: Own,
+}
+
+/// The number of a slot, or [`wire::NO_SLOT`]: half as large as an `Option`, for each request that waits.
+type SlotNumber = u16;
+
+fn number_of(slot: Option<Slot>) -> SlotNumber {
+    slot.map_or(wire::NO_SLOT, Slot::number)
 }
 
 #[derive(Debug)]
@@ -155,6 +168,7 @@ impl Own {
 struct Open {
     to: Waiter,
     flags: Flags,
+    slot: SlotNumber,
     head: Box<[u8]>,
 }
 
@@ -189,6 +203,7 @@ impl Outbound {
             large: HashMap::new(),
             heads_bytes: 0,
             partly: HashMap::new(),
+            refused: None,
             forgotten: HashSet::new(),
             previous: 0,
             begun: 0,
@@ -236,6 +251,23 @@ impl Outbound {
         self.waiting.len() + open + self.partly.len()
     }
 
+    /// Returns whether the owner may still execute a request of this slot: one that is not answered.
+    /// It looks at all requests that wait.
+    #[must_use]
+    pub fn has_in_flight(&self, slot: Slot) -> bool {
+        let number = slot.number();
+        self.waiting.iter().any(|waiting| waiting.slot == number)
+            || self.large.values().flatten().any(|open| open.slot == number)
+    }
+
+    /// Returns whether the next request of this slot must wait for the answers to those in flight: the
+    /// owner has refused one of them, and refuses them all.
+    #[inline]
+    #[must_use]
+    pub fn must_wait(&self, slot: Slot) -> bool {
+        self.refused.as_ref().is_some_and(|refused| refused.contains(slot) && self.has_in_flight(slot))
+    }
+
     /// Returns whether the owner has sent BYE: call [`resume`](Self::resume) for the next lane.
     #[must_use]
     pub fn is_ended(&self) -> bool {
@@ -243,11 +275,12 @@ impl Outbound {
     }
 
     /// Queues a request that consists of `pieces`. With [`Flags::PARTS`] it is the first part of it.
-    /// `slot` is `None` for a request to every node.
+    /// `slot` is `None` for a request to every node. It has [`Flags::AGAIN`] if it must.
     ///
     /// # Panics
     /// In debug builds, panics if there is no [`room`](Self::room) for it, it is empty, `slot` does
-    /// not fit the flags, or it has parts and no request with parts [may begin](Self::may_open).
+    /// not fit the flags, it [must wait](Self::must_wait), or it has parts and no request with parts
+    /// [may begin](Self::may_open).
     pub fn request(&mut self, to: Waiter, slot: Option<Slot>, flags: Flags, pieces: &[&[u8]]) -> RequestId {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         debug_assert!(
@@ -257,16 +290,33 @@ impl Outbound {
         );
         debug_assert_eq!(slot.is_none(), flags.has(Flags::EVERY), "a slot for every node, or none for one");
         let id = self.next_id();
-        let at = self.push(Head { id, slot, kind: Kind::Request, flags, bytes: bytes as u32 }, pieces);
+        let again = match slot {
+            Some(slot) if self.refused.is_some() => self.ends_refusals(slot),
+            _ => Flags::NONE,
+        };
+        let sent = Head { id, slot, kind: Kind::Request, flags: flags.with(again), bytes: bytes as u32 };
+        let at = self.push(sent, pieces);
+        let slot = number_of(slot);
         if flags.has(Flags::PARTS) {
             debug_assert!(self.may_open(), "too many requests with parts");
             let head = head_of(flags, pieces);
             self.heads_bytes += head.len();
-            self.large.insert(id, Some(Open { to, flags, head }));
+            self.large.insert(id, Some(Open { to, flags, slot, head }));
         } else {
-            self.waiting.push_back(Waiting { id, to, flags, own: Own::Log { at, bytes: bytes as u32 } });
+            let own = Own::Log { at, bytes: bytes as u32 };
+            self.waiting.push_back(Waiting { id, to, flags, slot, own });
         }
         RequestId(id)
+    }
+
+    /// Returns [`Flags::AGAIN`] for the first request of a slot after a refusal.
+    #[cold]
+    fn ends_refusals(&mut self, slot: Slot) -> Flags {
+        debug_assert!(!self.must_wait(slot), "requests of slot {} are in flight", slot.number());
+        let Some(refused) = &mut self.refused else { return Flags::NONE };
+        let again = if refused.remove(slot) { Flags::AGAIN } else { Flags::NONE };
+        self.refused.take_if(|refused| refused.is_empty());
+        again
     }
 
     /// Queues the next part of a request, which is complete with the `last`. Nothing is done if it is
@@ -424,20 +474,29 @@ impl Outbound {
     fn fail(&mut self, is_resumed: bool, each: &mut dyn FnMut(Failed<'_>)) {
         let (base, sent) = (self.base, self.sent);
         let messages = &*self.log.make_contiguous();
-        let forgotten = &self.forgotten;
+        let (forgotten, refused) = (&self.forgotten, self.refused.take());
+        let is_refused = |slot| {
+            is_resumed
+                && refused.as_ref().zip(Slot::new(slot)).is_some_and(|(refused, slot)| refused.contains(slot))
+        };
         self.waiting.retain(|waiting| {
+            let is_refused = is_refused(waiting.slot);
             let own = match &waiting.own {
                 _ if forgotten.contains(&waiting.id) => return false,
-                Own::Log { .. } if is_resumed => return true,
+                Own::Log { .. } if is_resumed && !is_refused => return true,
                 own => own_bytes(own, messages, base),
             };
             let was_sent = waiting.own.end() <= sent;
-            let executed = if was_sent && !is_resumed { Executed::Maybe } else { Executed::No };
+            let executed = match was_sent && !is_resumed {
+                true => Executed::Maybe,
+                false if is_refused => Executed::Refused,
+                false => Executed::No,
+            };
             each(Failed { to: waiting.to, id: RequestId(waiting.id), flags: waiting.flags, own, executed });
             false
         });
         for (id, open) in self.large.drain() {
-            let Some(Open { to, flags, head }) = open else { continue };
+            let Some(Open { to, flags, head, .. }) = open else { continue };
             each(Failed { to, id: RequestId(id), flags, own: &head, executed: Executed::No });
         }
         for (id, Partly { to, flags, is_forgotten, .. }) in self.partly.drain() {
@@ -514,10 +573,10 @@ impl Outbound {
     /// Puts an open request, whose last message was queued, in the order of the answers.
     fn complete(&mut self, id: u32) {
         if let Some(large) = self.large.get_mut(&id)
-            && let Some(Open { to, flags, head }) = large.take()
+            && let Some(Open { to, flags, slot, head }) = large.take()
         {
             let end = self.base + self.log.len() as u64;
-            self.waiting.push_back(Waiting { id, to, flags, own: Own::Head { head, end } });
+            self.waiting.push_back(Waiting { id, to, flags, slot, own: Own::Head { head, end } });
         }
     }
 
@@ -605,7 +664,10 @@ impl Outbound {
         if self.partly.contains_key(&id) {
             return Err(Hostile::RefusedLate(id));
         }
-        let Waiting { to, flags, own, .. } = self.begin(id)?;
+        let Waiting { to, flags, slot, own, .. } = self.begin(id)?;
+        if let Some(slot) = Slot::new(slot) {
+            self.refused.get_or_insert_default().insert(slot);
+        }
         if !self.forgotten.remove(&id) {
             let own = own_bytes(&own, self.log.make_contiguous(), self.base);
             each(to, RequestId(id), Answer::NotMine { map_version, flags, own });

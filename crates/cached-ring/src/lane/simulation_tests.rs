@@ -1,12 +1,14 @@
 //! An entry and its owners under faults: messages cut anywhere and late, lost connections that the
-//! owner notices later than the entry, owners that end with BYE, clients that go away.
+//! owner notices later than the entry, owners that end with BYE or refuse requests for a while, clients
+//! that go away.
 //!
 //! The ends are the shipped types; the connection between them and the execution are models. Each
 //! step is drawn from the run's seed. After every step each request has at most one outcome and was
-//! executed at most once, in order; at the end, each has exactly one. `RING_SEED=n` repeats one run
-//! and prints its steps, `CACHED_TEST_TIMES=n` multiplies the number of runs.
+//! executed at most once, in order, also among the requests of one slot that were refused and go again;
+//! at the end, each has exactly one. `RING_SEED=n` repeats one run and prints its steps,
+//! `CACHED_TEST_TIMES=n` multiplies the number of runs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::LazyLock;
 
 use rand::rngs::SmallRng;
@@ -19,6 +21,9 @@ use crate::{Slot, slot_of};
 
 /// The number of runs, without a factor.
 const SEEDS: u64 = 10_000;
+/// The number of slots whose requests go again when they are refused, in order. The lane has no such
+/// order among requests with parts.
+const ORDERED_SLOTS: usize = 3;
 /// The longest request, in bytes.
 const REQUEST_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 
@@ -26,6 +31,16 @@ const REQUEST_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
 static PATTERN: LazyLock<Vec<u8>> = LazyLock::new(|| {
     (0..REQUEST_BYTES_MAX as u32 + 1024).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect()
 });
+
+/// Returns the slot of a request, and its number if it is one of the ordered slots.
+fn slot_and_order(original: usize, flags: Flags) -> (Option<Slot>, Option<usize>) {
+    let ordered = original % ORDERED_SLOTS;
+    match flags {
+        Flags::EVERY => (None, None),
+        Flags::PARTS => (Some(slot_of(&original.to_le_bytes())), None),
+        _ => (Slot::new(ordered as u16), Some(ordered)),
+    }
+}
 
 fn pattern(number: usize, len: usize) -> &'static [u8] {
     &PATTERN[number % 997..][..len]
@@ -35,6 +50,8 @@ fn pattern(number: usize, len: usize) -> &'static [u8] {
 struct Request {
     lane: usize,
     id: Option<RequestId>,
+    /// The number of the client's request, which it keeps when it goes again.
+    original: usize,
     flags: Flags,
     own: Vec<u8>,
     reply_bytes: usize,
@@ -80,6 +97,11 @@ struct Lane {
     completed: u64,
     /// The position of the last executed request.
     executed: u64,
+    /// The original numbers of the requests of each ordered slot that go again. Until then, the slot
+    /// has no new one.
+    again: [BTreeSet<usize>; ORDERED_SLOTS],
+    /// The original number of the last executed request of each ordered slot.
+    last: [usize; ORDERED_SLOTS],
 }
 
 /// What happens in a run. A kind of event that never happens is not tested.
@@ -99,6 +121,8 @@ enum Event {
     Large,
     Pong,
     Full,
+    Again,
+    FailedRefused,
     /// The owner has executed a request of a connection that the entry had lost.
     ExecutedLate,
 }
@@ -156,6 +180,8 @@ impl World {
                 has_other_map: false,
                 completed: 0,
                 executed: 0,
+                again: Default::default(),
+                last: [0; ORDERED_SLOTS],
             }
         });
         let lanes = lanes.collect();
@@ -191,7 +217,8 @@ impl World {
 
     fn step(&mut self, lane: usize) {
         match self.rng.random_range(0..100) {
-            0..=21 => self.request(lane),
+            0..=19 => self.request(lane),
+            20..=21 => self.again(lane),
             22..=29 => self.part(lane),
             30..=44 => self.write(lane, false),
             45..=59 => self.deliver_to_owner(lane, false),
@@ -216,21 +243,48 @@ impl World {
     }
 
     fn request(&mut self, lane: usize) {
+        self.request_of(lane, self.requests.len());
+    }
+
+    /// Sends requests again that were refused, in order.
+    fn again(&mut self, lane: usize) {
+        for ordered in 0..ORDERED_SLOTS {
+            while let Some(original) = self.lanes[lane].again[ordered].first().copied() {
+                if !self.request_of(lane, original) {
+                    break;
+                }
+                self.lanes[lane].again[ordered].pop_first();
+                self.seen.add(Event::Again, 1);
+            }
+        }
+    }
+
+    /// Queues a new request, or `original` again. Returns whether there was room, and no order to
+    /// keep.
+    fn request_of(&mut self, lane: usize, original: usize) -> bool {
         let number = self.requests.len();
+        let is_again = original != number;
         let len = self.rng.random_range(4..=self.request_bytes);
-        let is_large = self.rng.random_range(0..8) == 0 && self.lanes[lane].outbound.may_open();
+        let is_large = !is_again && self.rng.random_range(0..8) == 0 && self.lanes[lane].outbound.may_open();
         let (flags, len) = match self.rng.random_range(0..10) {
             _ if is_large => (Flags::PARTS, len * self.rng.random_range(1..=3) + 1),
             0 => (Flags::HEAD, len),
-            1 => (Flags::EVERY, len),
+            1 if !is_again => (Flags::EVERY, len),
             2..=4 => (Flags::BINARY, len),
             _ => (Flags::NONE, len),
         };
         let first = if is_large { self.rng.random_range(4..len) } else { len };
+        let (slot, ordered) = slot_and_order(original, flags);
+        if ordered.is_some_and(|ordered| !is_again && !self.lanes[lane].again[ordered].is_empty()) {
+            return false;
+        }
         let outbound = &mut self.lanes[lane].outbound;
         if outbound.room() < first.min(MESSAGE_BYTES_MAX) {
             self.seen.add(Event::Full, 1);
-            return;
+            return false;
+        }
+        if slot.is_some_and(|slot| outbound.must_wait(slot)) {
+            return false;
         }
         let first = first.min(MESSAGE_BYTES_MAX);
         let mut own = (number as u32).to_le_bytes().to_vec();
@@ -240,13 +294,13 @@ impl World {
             _ => self.rng.random_range(0..40),
         };
         let to = Waiter { slot: lane as u32, tag: !lane as u32, place: number as u32, part: 7 };
-        let slot = (flags != Flags::EVERY).then(|| slot_of(&own));
         let at = self.rng.random_range(0..=first);
         let id = outbound.request(to, slot, flags, &[&own[..at], &own[at..first]]);
         let completed = (!is_large).then(|| self.lanes[lane].complete());
         self.requests.push(Request {
             lane,
             id: Some(id),
+            original,
             flags,
             own,
             reply_bytes,
@@ -258,7 +312,8 @@ impl World {
             is_forgotten: false,
             outcome: None,
         });
-        self.tell(lane, || format!("request {number} {flags:?} {len} bytes"));
+        self.tell(lane, || format!("request {number} (first {original}) {flags:?} {len} bytes"));
+        true
     }
 
     /// Queues a part of an open request.
@@ -325,6 +380,8 @@ impl World {
             match asked {
                 Asked::Request { id, slot, flags, bytes } if flags.has(Flags::PARTS) => {
                     assert!(slot.is_some());
+                    let is_refused = self.lanes[lane].has_other_map;
+                    link.inbound.decided(slot.expect("one slot"), flags, is_refused);
                     assert!(link.bodies.insert(id, bytes.to_vec()).is_none(), "an id in use");
                 }
                 Asked::Request { id, slot, flags, bytes } => {
@@ -369,19 +426,31 @@ impl World {
         let request = &mut self.requests[number];
         assert_eq!(request.lane, lane);
         assert!(request.own == bytes, "the own bytes of request {number}");
-        assert_eq!(request.flags, flags);
-        if flags != Flags::PARTS {
-            assert_eq!(slot, (flags != Flags::EVERY).then(|| slot_of(bytes)));
-        }
+        assert!(flags == request.flags || flags == request.flags.with(Flags::AGAIN));
+        let (of_request, ordered) = slot_and_order(request.original, request.flags);
+        assert!(request.flags == Flags::PARTS || slot == of_request);
         let completed = request.completed.expect("a request was executed before it was complete");
         let last = std::mem::replace(&mut self.lanes[lane].executed, completed);
         assert!(last < completed, "request {number} was executed after a later one, or again");
-        if self.lanes[lane].has_other_map {
+        let refuses = slot.is_some_and(|slot| link.inbound.refuses(slot, flags));
+        let is_refused = refuses || self.lanes[lane].has_other_map;
+        if let Some(slot) = of_request {
+            link.inbound.decided(slot, flags, is_refused);
+        }
+        if is_refused {
             return wire::push_not_mine(&mut link.to_entry, id, 9);
+        }
+        // A connection that the entry has lost is behind.
+        if let (Some(ordered), None) = (ordered, request.outcome) {
+            let last = &mut self.lanes[lane].last[ordered];
+            assert!(*last <= request.original, "{} was executed after {last}", request.original);
+            *last = request.original;
         }
         request.executions += 1;
         assert_eq!(request.executions, 1, "request {number}");
-        assert!(!matches!(request.outcome, Some(Outcome::NotMine | Outcome::Failed(Executed::No))));
+        let unexecuted =
+            [Outcome::NotMine, Outcome::Failed(Executed::No), Outcome::Failed(Executed::Refused)];
+        assert!(request.outcome.is_none_or(|outcome| !unexecuted.contains(&outcome)));
         assert!(link.suspended.insert(id, (number, 0)).is_none(), "an id in use");
         self.tell(lane, || format!("executes {number}"));
         self.send_part(link, id);
@@ -411,12 +480,12 @@ impl World {
     }
 
     fn deliver_to_entry(&mut self, lane: usize, all: bool) {
-        let Lane { outbound, link: Some(link), input, .. } = &mut self.lanes[lane] else { return };
+        let Lane { outbound, link: Some(link), input, again, .. } = &mut self.lanes[lane] else { return };
         let arrived = if all { link.to_entry.len() } else { some(&mut self.rng, link.to_entry.len()) };
         input.extend(link.to_entry.drain(..arrived));
         let (requests, seen) = (&mut self.requests, &mut self.seen);
         let received = outbound.received(input, &mut |to, id, answer| {
-            take_answer(requests, seen, lane, to, id, answer);
+            take_answer(requests, seen, lane, again, to, id, answer);
         });
         input.drain(..received.unwrap_or_else(|error| panic!("{error}")));
         assert!(input.len() < HEAD_BYTES + MESSAGE_BYTES_MAX);
@@ -427,11 +496,9 @@ impl World {
         if outbound.is_ended() {
             assert_eq!(outbound.room(), 0);
             outbound.resume(&mut |failed| {
-                assert!(
-                    failed.executed == Executed::Partly || failed.flags == Flags::PARTS,
-                    "it can be resent"
-                );
-                take_failed(requests, seen, lane, failed);
+                let cannot = matches!(failed.executed, Executed::Partly | Executed::Refused);
+                assert!(cannot || failed.flags == Flags::PARTS, "it can be resent");
+                take_failed(requests, seen, lane, again, failed);
             });
             seen.add(Event::Resumed, 1);
             seen.add(Event::Resent, outbound.in_flight() as u64);
@@ -488,11 +555,11 @@ impl World {
     fn cut(&mut self, lane: usize) {
         let Some(link) = self.lanes[lane].link.take() else { return };
         self.tell(lane, || "is cut".into());
-        let Lane { outbound, old, input, .. } = &mut self.lanes[lane];
+        let Lane { outbound, old, input, again, .. } = &mut self.lanes[lane];
         *old = Some(link);
         input.clear();
         let (requests, seen) = (&mut self.requests, &mut self.seen);
-        outbound.lost(&mut |failed| take_failed(requests, seen, lane, failed));
+        outbound.lost(&mut |failed| take_failed(requests, seen, lane, again, failed));
         assert_eq!(outbound.in_flight(), 0);
         assert_eq!(outbound.room(), MESSAGE_BYTES_MAX);
     }
@@ -531,10 +598,12 @@ impl World {
     fn heal(&mut self) {
         for lane in 0..self.lanes.len() {
             self.tell(lane, || "heals".into());
+            self.lanes[lane].has_other_map = false;
             let pongs = self.seen.0[Event::Pong as usize];
             for round in 0.. {
                 assert!(round < 10_000, "no progress");
                 self.redial(lane);
+                self.again(lane);
                 self.lanes[lane].outbound.ping(round);
                 while self.requests.iter().any(|request| {
                     request.lane == lane && request.queued < request.own.len() && request.is_pending()
@@ -552,7 +621,8 @@ impl World {
                 self.write(lane, true);
                 self.deliver_to_owner(lane, true);
                 self.deliver_to_entry(lane, true);
-                if self.lanes[lane].outbound.in_flight() == 0 && self.lanes[lane].link.is_some() {
+                let is_over = self.lanes[lane].again.iter().all(BTreeSet::is_empty);
+                if is_over && self.lanes[lane].outbound.in_flight() == 0 && self.lanes[lane].link.is_some() {
                     break;
                 }
             }
@@ -568,7 +638,7 @@ impl World {
             assert!(request.executions <= 1);
             match request.outcome {
                 Some(Outcome::Done | Outcome::Failed(Executed::Partly)) => assert_eq!(request.executions, 1),
-                Some(Outcome::NotMine | Outcome::Failed(Executed::No)) => {
+                Some(Outcome::NotMine | Outcome::Failed(Executed::No | Executed::Refused)) => {
                     assert_eq!(request.executions, 0, "request {number} failed as not executed");
                 }
                 Some(Outcome::Failed(Executed::Maybe)) => {}
@@ -606,6 +676,7 @@ fn take_answer(
     requests: &mut [Request],
     seen: &mut Seen,
     lane: usize,
+    again: &mut [BTreeSet<usize>; ORDERED_SLOTS],
     to: Waiter,
     id: RequestId,
     answer: Answer<'_>,
@@ -631,18 +702,32 @@ fn take_answer(
             assert_eq!((map_version, flags), (9, request.flags));
             is_own(request, own);
             request.finish(Outcome::NotMine);
+            goes_again(request, again);
             seen.add(Event::NotMine, 1);
         }
     }
 }
 
-fn take_failed(requests: &mut [Request], seen: &mut Seen, lane: usize, failed: Failed<'_>) {
+fn goes_again(request: &Request, again: &mut [BTreeSet<usize>; ORDERED_SLOTS]) {
+    if let (_, Some(ordered)) = slot_and_order(request.original, request.flags) {
+        assert!(again[ordered].insert(request.original), "it goes again already");
+    }
+}
+
+fn take_failed(
+    requests: &mut [Request],
+    seen: &mut Seen,
+    lane: usize,
+    again: &mut [BTreeSet<usize>; ORDERED_SLOTS],
+    failed: Failed<'_>,
+) {
     let request = &mut requests[failed.to.place as usize];
     assert_eq!((request.lane, request.id, request.flags), (lane, Some(failed.id), failed.flags));
     let event = match failed.executed {
         Executed::No => Event::FailedUnexecuted,
         Executed::Maybe => Event::FailedMaybe,
         Executed::Partly => Event::FailedPartly,
+        Executed::Refused => Event::FailedRefused,
     };
     seen.add(event, 1);
     if failed.executed == Executed::Partly {
@@ -650,6 +735,9 @@ fn take_failed(requests: &mut [Request], seen: &mut Seen, lane: usize, failed: F
     } else {
         assert_eq!(request.got, 0);
         is_own(request, failed.own);
+    }
+    if failed.executed == Executed::Refused {
+        goes_again(request, again);
     }
     request.finish(Outcome::Failed(failed.executed));
 }

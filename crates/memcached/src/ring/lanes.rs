@@ -448,6 +448,8 @@ impl Lanes {
             let Failed { to, id: request, flags, own, executed } = failed;
             let why = match executed {
                 Executed::No => Why::Away,
+                // It goes with the refused request.
+                Executed::Refused => Why::NotMine(0),
                 Executed::Maybe | Executed::Partly => Why::Lost,
             };
             *(if why == Why::Away { &mut away } else { &mut lost }) += 1;
