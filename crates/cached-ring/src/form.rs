@@ -1,44 +1,77 @@
-//! Maps as documents: in a file that a person writes, and as keys and values.
+//! Maps as documents: in a file that a person writes, and as keys and values in a registry.
 //!
-//! A ring has the document `ring/NAME/meta`, one document `ring/NAME/nodes/NODE` for each node, and
-//! `ring/NAME/map` with the owner of each run of slots. Without the last one, the slots are divided
-//! by weight in the order of the nodes' names. Values are JSON; a file of documents is TOML, with
-//! one key for each document.
+//! A ring has the document `ring/NAME/meta`, one document `ring/NAME/nodes/NODE` for each node,
+//! `ring/NAME/map` with the owner of each run of slots, and in a registry `ring/NAME/moves` if slots
+//! move. Without `ring/NAME/map` the slots are divided by weight in the order of the nodes' names.
+//! Values are JSON; a file of documents is TOML, with one key for each document.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_name};
+use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, check_name};
 use crate::plan::planned;
-use crate::slots::SLOTS;
+use crate::slots::{SLOTS, Slot, SlotSet, run};
 
 /// The format of the documents, which is the only one so far.
 const FORMAT: u32 = 1;
 /// The largest value of a document in a registry, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 16 << 10;
-/// The largest version: that of a whole number in TOML.
-const VERSION_MAX: u64 = i64::MAX as u64;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct MetaDocument {
     format: u32,
     version: u64,
+    #[serde(default)]
+    paused: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct NodeDocument {
     ring: String,
     address: String,
     #[serde(default = "weight_default")]
     weight: u32,
+    #[serde(default)]
+    term: u64,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct MoveDocument {
+    id: u64,
+    from: String,
+    to: String,
+    slots: String,
 }
 
 fn weight_default() -> u32 {
     1
+}
+
+/// Returns the map of the ring `ring` from the documents of a file, whose values are JSON.
+///
+/// # Errors
+/// Returns the errors of [`from_documents`], and a line if there is anything that only a ring in a
+/// registry can have.
+pub fn from_file<'a>(
+    ring: &str,
+    documents: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> Result<Map, MapError> {
+    let map = from_documents(ring, documents)?;
+    let struck_off = map.nodes.iter().find(|node| node.term != 0);
+    let document = match struck_off {
+        _ if !map.moves.is_empty() => "moves: is present".to_owned(),
+        _ if map.is_paused => "meta: paused: is set".to_owned(),
+        Some(Node { name, .. }) => format!("nodes/{name}: term: is set"),
+        None => return Ok(map),
+    };
+    Err(MapError::new(format_args!(
+        "ring/{ring}/{document}; a map file cannot have it, only a ring whose map is in a registry"
+    )))
 }
 
 /// Returns the map of the ring `ring` from documents, whose values are JSON. Documents of other
@@ -47,7 +80,7 @@ fn weight_default() -> u32 {
 /// # Errors
 /// Returns the first mistake, as one line that begins with the document's key: a missing document,
 /// an invalid value, a slot without owner or with two, an owner that is not among the nodes, an
-/// address that occurs twice.
+/// address that occurs twice, a move of slots that are not its source's.
 pub fn from_documents<'a>(
     ring: &str,
     documents: impl Iterator<Item = (&'a str, &'a [u8])>,
@@ -87,12 +120,12 @@ pub fn from_documents<'a>(
             key("meta")
         )));
     }
-    let map = own.remove("map");
+    let (map, moves) = (own.remove("map"), own.remove("moves"));
     let mut nodes = Vec::new();
     for (rest, document) in own {
         let key = key(rest);
         let Some(name) = rest.strip_prefix("nodes/") else {
-            let expected = "meta, nodes/NODE or map";
+            let expected = "meta, nodes/NODE, map or moves";
             return Err(MapError::new(format_args!("{key}: is not known; expected {expected}")));
         };
         nodes.push(node(&key, name, value(&key, document)?)?);
@@ -112,17 +145,85 @@ pub fn from_documents<'a>(
         }
         None => planned(ring, meta.version, nodes, None),
     };
-    map.map_err(|error| MapError::new(format_args!("ring/{ring}: {error}")))
+    let map = map.map_err(|error| MapError::new(format_args!("ring/{ring}: {error}")))?;
+    let moves = match moves {
+        Some(document) => moves_of(&key("moves"), value(&key("moves"), document)?, &map)?,
+        None => Vec::new(),
+    };
+    let map = Map { is_paused: meta.paused, moves, ..map }.checked();
+    map.map_err(|error| MapError::new(format_args!("ring/{ring}/{error}")))
 }
 
-/// Returns a file of documents with the map.
+/// Returns all documents of the ring, whose values are JSON. There is no document for moves if there
+/// are none.
+///
+/// # Errors
+/// Returns a line if a document would be larger than a registry permits.
+pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
+    let ring = map.ring();
+    let mut all = BTreeMap::new();
+    let mut put = |rest: &str, value: String| match value.len() > DOCUMENT_BYTES_MAX {
+        true => Err(MapError::new(format_args!(
+            "ring/{ring}/{rest}: would have {} bytes; a document has {DOCUMENT_BYTES_MAX} at most",
+            value.len()
+        ))),
+        false => {
+            all.insert(format!("ring/{ring}/{rest}"), value);
+            Ok(())
+        }
+    };
+    put("meta", json(&MetaDocument { format: FORMAT, version: map.version, paused: map.is_paused }))?;
+    for Node { name, ring, address, weight, term } in map.nodes.iter().cloned() {
+        put(&format!("nodes/{name}"), json(&NodeDocument { ring, address, weight, term }))?;
+    }
+    let mut runs = String::from("{");
+    for one in map.runs() {
+        let (comma, owner) = (if runs.len() > 1 { "," } else { "" }, &map.node(one.owner).name);
+        let _ = write!(runs, "{comma}\"{}-{}\":\"{owner}\"", one.first.number(), one.last.number());
+    }
+    put("map", runs + "}")?;
+    if !map.moves.is_empty() {
+        let name = |index: NodeIndex| map.node(index).name.clone();
+        let moves = map.moves.iter().map(|Move { id, from, to, slots }| MoveDocument {
+            id: *id,
+            from: name(*from),
+            to: name(*to),
+            slots: slots.to_string(),
+        });
+        put("moves", json(&moves.collect::<Vec<_>>()))?;
+    }
+    Ok(all)
+}
+
+fn json(document: &impl Serialize) -> String {
+    serde_json::to_string(document).expect("no map with keys that are not texts")
+}
+
+/// Returns the moves in a document.
+fn moves_of(key: &str, documents: Vec<MoveDocument>, map: &Map) -> Result<Vec<Move>, MapError> {
+    let parsed = documents.into_iter().map(|MoveDocument { id, from, to, slots }| {
+        let wrong = |line: String| MapError::new(format_args!("{key}: move {id}: {line}"));
+        let node =
+            |name: &str| map.find(name).ok_or_else(|| wrong(format!("{name:?} is not a node of the ring")));
+        let (from, to) = (node(&from)?, node(&to)?);
+        let mut set = SlotSet::new();
+        for text in slots.split(',') {
+            let (first, last) = run(text).ok_or_else(|| wrong(not_a_run(text)))?;
+            set.extend((first.number()..=last.number()).filter_map(Slot::new));
+        }
+        Ok(Move { id, from, to, slots: set })
+    });
+    parsed.collect()
+}
+
+/// Returns a file of documents with the nodes and the owners of the map.
 ///
 /// # Errors
 /// Returns a line if the document with the runs would be larger than a registry permits.
 pub fn to_file(map: &Map) -> Result<String, MapError> {
     let ring = map.ring();
     let mut text = format!("\"ring/{ring}/meta\" = {{ format = {FORMAT}, version = {} }}\n", map.version());
-    for Node { name, ring: peers, address, weight } in map.nodes() {
+    for Node { name, ring: peers, address, weight, .. } in map.nodes() {
         let weight = if *weight == 1 { String::new() } else { format!(", weight = {weight}") };
         let _ = writeln!(
             text,
@@ -148,8 +249,8 @@ pub fn to_file(map: &Map) -> Result<String, MapError> {
 
 fn node(key: &str, name: &str, document: NodeDocument) -> Result<Node, MapError> {
     check_name(name).map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
-    let NodeDocument { ring, address, weight } = document;
-    let node = Node { name: name.into(), ring, address, weight };
+    let NodeDocument { ring, address, weight, term } = document;
+    let node = Node { name: name.into(), ring, address, weight, term };
     node.check_addresses().map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
     Ok(node)
 }
@@ -159,19 +260,11 @@ fn owners(key: &str, runs: BTreeMap<String, String>, nodes: &[Node]) -> Result<O
     let wrong = |line: String| MapError::new(format_args!("{key}: {line}"));
     let mut parsed = Vec::with_capacity(runs.len());
     for (text, owner) in &runs {
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let slot = |text: &str| text.parse().ok().filter(|slot: &usize| *slot < SLOTS);
-        let run = slot(first).zip(slot(last)).filter(|(first, last)| first <= last);
-        let Some((first, last)) = run else {
-            return Err(wrong(format!(
-                "{text:?} is not a run; expected FIRST-LAST, slots from 0 to {}",
-                SLOTS - 1
-            )));
-        };
+        let (first, last) = run(text).ok_or_else(|| wrong(not_a_run(text)))?;
         let Ok(owner) = nodes.binary_search_by(|node| node.name.as_str().cmp(owner)) else {
             return Err(wrong(format!("{text} belongs to {owner:?}, which is not a node of the ring")));
         };
-        parsed.push((first, last, NodeIndex(owner as u16)));
+        parsed.push((usize::from(first.number()), usize::from(last.number()), NodeIndex(owner as u16)));
     }
     parsed.sort_unstable();
     let mut owners: Owners = Box::new([NodeIndex(0); SLOTS]);
@@ -190,6 +283,10 @@ fn owners(key: &str, runs: BTreeMap<String, String>, nodes: &[Node]) -> Result<O
         true => Ok(owners),
         false => Err(wrong(gap(next, SLOTS - 1))),
     }
+}
+
+fn not_a_run(text: &str) -> String {
+    format!("{text:?} is not a run; expected FIRST-LAST, slots from 0 to {}", SLOTS - 1)
 }
 
 fn gap(first: usize, last: usize) -> String {
@@ -269,7 +366,7 @@ mod tests {
             ),
             (
                 vec![META, A, ("ring/main/maps", "{}")],
-                "ring/main/maps: is not known; expected meta, nodes/NODE or map",
+                "ring/main/maps: is not known; expected meta, nodes/NODE, map or moves",
             ),
             (
                 vec![META, A, node(r#"{"ring":"h","address":"h:1"}"#)],
@@ -281,7 +378,7 @@ mod tests {
             ),
             (
                 vec![META, A, node(r#"{"ring":"h:1","adress":"h:2"}"#)],
-                "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`",
+                "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`, `term`",
             ),
             (
                 vec![META, A, node(r#"{"ring":"10.0.0.1:11311","address":"h:2"}"#)],
@@ -325,6 +422,7 @@ mod tests {
             ring: format!("{name}:1"),
             address: format!("{name}:2"),
             weight: 1,
+            term: 0,
         });
         let mut owners: Owners = Box::new([NodeIndex(0); SLOTS]);
         owners.iter_mut().step_by(2).for_each(|owner| *owner = NodeIndex(1));

@@ -8,13 +8,17 @@
 //! | `slots` | [`Slot`]: the unit of ownership, and the slot of a key |
 //! | `map` | [`Map`]: the nodes, and which of them owns each slot |
 //! | `form` | the documents in which a map is kept |
+//! | `change` | the changes of a map that is in a registry: joins, weights, moves |
 //! | `plan` | which slots a changed set of nodes should own |
 //! | `numbered` | the table of an enum's numbers on the wire |
 //! | `hello` | the frames by which two nodes accept each other |
 //! | `wire` | the messages between them |
 //! | `lane` | [`Outbound`], [`Inbound`]: the two ends of a connection between nodes |
+//! | `copy` | the messages of a connection that copies the items of a move, and its two ends |
 #![warn(missing_debug_implementations)]
 
+mod change;
+pub mod copy;
 mod form;
 pub mod hello;
 mod lane;
@@ -24,7 +28,8 @@ mod plan;
 mod slots;
 pub mod wire;
 
-pub use form::{from_documents, to_file};
+pub use change::{MOVE_SLOTS_MAX, SOURCE_MOVES_MAX};
+pub use form::{documents, from_documents, from_file, to_file};
 pub use lane::{Answer, Asked, Executed, Failed, Inbound, Outbound, RequestId, Waiter};
 pub use map::*;
 pub use plan::planned;

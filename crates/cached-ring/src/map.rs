@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use crate::slots::{SLOTS, Slot};
+use crate::slots::{SLOTS, Slot, SlotSet};
 
 /// The maximum number of nodes in a map.
 pub const NODES_MAX: usize = 1024;
@@ -11,6 +11,8 @@ pub const NODES_MAX: usize = 1024;
 pub const NAME_BYTES_MAX: usize = 64;
 /// The maximum weight of a node.
 pub const WEIGHT_MAX: u32 = 10_000;
+/// The largest version: that of a whole number in TOML.
+pub(crate) const VERSION_MAX: u64 = i64::MAX as u64;
 /// The longest host name, which is that of DNS names, in bytes.
 const HOST_BYTES_MAX: usize = 253;
 
@@ -81,6 +83,9 @@ pub struct Node {
     /// The node's share of the slots relative to other nodes', at most [`WEIGHT_MAX`]. A node with
     /// weight 0 owns nothing, and passes all requests on.
     pub weight: u32,
+    /// A number that rises when the node is struck off, and what it holds with it. It is 0 in a map
+    /// file, which cannot strike off a node.
+    pub term: u64,
 }
 
 impl Node {
@@ -110,15 +115,31 @@ pub struct Run {
     pub owner: NodeIndex,
 }
 
-/// The nodes of a ring, and the owner of each slot.
+/// Slots that one node, their owner, is passing to another one with their items.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// The version of the map in which the move began: no other move of the ring has it.
+    pub id: u64,
+    /// The source: it owns the slots until the move is committed.
+    pub from: NodeIndex,
+    /// The target.
+    pub to: NodeIndex,
+    /// The slots, at least one.
+    pub slots: SlotSet,
+}
+
+/// The nodes of a ring, the owner of each slot, and the moves that are in progress.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Map {
-    ring: String,
-    version: u64,
+    pub(crate) ring: String,
+    pub(crate) version: u64,
+    pub(crate) is_paused: bool,
     /// The nodes in the order of their names.
-    nodes: Vec<Node>,
-    owners: Owners,
-    digest: u64,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) owners: Owners,
+    /// The moves in the order of their ids.
+    pub(crate) moves: Vec<Move>,
+    pub(crate) digest: u64,
 }
 
 impl Map {
@@ -129,12 +150,52 @@ impl Map {
     /// address, an address that occurs twice, a weight above [`WEIGHT_MAX`], or an owner that is not
     /// among the nodes.
     pub fn new(ring: &str, version: u64, nodes: Vec<Node>, owners: Owners) -> Result<Map, MapError> {
-        check_nodes(ring, &nodes)?;
-        if owners.iter().any(|owner| owner.index() >= nodes.len()) {
+        let (ring, moves) = (ring.to_owned(), Vec::new());
+        Map { ring, version, is_paused: false, nodes, owners, moves, digest: 0 }.checked()
+    }
+
+    /// Checks all fields, and sets the digest.
+    pub(crate) fn checked(mut self) -> Result<Map, MapError> {
+        check_nodes(&self.ring, &self.nodes)?;
+        if self.owners.iter().any(|owner| owner.index() >= self.nodes.len()) {
             return Err(MapError::new("a slot's owner is not among the nodes"));
         }
-        let digest = digest(ring, version, &nodes, &owners);
-        Ok(Map { ring: ring.to_owned(), version, nodes, owners, digest })
+        self.check_moves()?;
+        self.digest = self.computed_digest();
+        Ok(self)
+    }
+
+    fn check_moves(&self) -> Result<(), MapError> {
+        let mut moving = SlotSet::new();
+        let mut previous = 0;
+        for Move { id, from, to, slots } in &self.moves {
+            let wrong =
+                |line: fmt::Arguments<'_>| Err(MapError::new(format_args!("moves: move {id}: {line}")));
+            if *id <= previous || *id > self.version {
+                let expected = format_args!("ids must rise, up to {}, the version of the map", self.version);
+                return wrong(format_args!("is after move {previous}; {expected}"));
+            }
+            if from == to || from.index().max(to.index()) >= self.nodes.len() {
+                return wrong(format_args!("from and to must be two nodes of the ring"));
+            }
+            if slots.is_empty() {
+                return wrong(format_args!("slots: is empty; a move has one slot at least"));
+            }
+            for slot in slots.iter() {
+                if self.owner(slot) != *from {
+                    let (slot, owner) = (slot.number(), &self.node(self.owner(slot)).name);
+                    return wrong(format_args!(
+                        "slot {slot} belongs to {owner}; it must belong to the source"
+                    ));
+                }
+                if !moving.insert(slot) {
+                    let slot = slot.number();
+                    return wrong(format_args!("slot {slot} is in two moves; a slot must be in one at most"));
+                }
+            }
+            previous = *id;
+        }
+        Ok(())
     }
 
     /// Returns the name of the ring.
@@ -147,6 +208,30 @@ impl Map {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// Returns whether no further move may begin.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    /// Returns the moves that are in progress, in the order of their ids.
+    #[must_use]
+    pub fn moves(&self) -> &[Move] {
+        &self.moves
+    }
+
+    /// Returns the move with this id, if it is in progress.
+    #[must_use]
+    pub fn find_move(&self, id: u64) -> Option<&Move> {
+        self.moves.iter().find(|one| one.id == id)
+    }
+
+    /// Returns the move that the slot is part of, if there is one.
+    #[must_use]
+    pub fn move_of(&self, slot: Slot) -> Option<&Move> {
+        self.moves.iter().find(|one| one.slots.contains(slot))
     }
 
     /// Returns the nodes in the order of their names.
@@ -240,22 +325,33 @@ impl Map {
         self.check_node(node)
     }
 
+    /// Returns whether the running node `node` can keep the items of slots that are its own in
+    /// `before`, the map in force, and here: it has missed no map in which they were another node's.
+    /// In a ring whose map is in a registry a node's slots become another node's only with its own
+    /// part, or its term rises.
+    #[must_use]
+    pub fn follows(&self, before: &Map, node: &str) -> bool {
+        let term = |map: &Map| map.find(node).map_or(0, |index| map.node(index).term);
+        self.version == before.version + 1 || (term(self) != 0 && term(self) == term(before))
+    }
+
     /// Checks that the node `node` is part of the map.
     ///
     /// # Errors
     /// Returns a line with the nodes of the map.
     pub fn check_node(&self, node: &str) -> Result<(), MapError> {
-        if self.find(node).is_some() {
-            return Ok(());
-        }
+        self.find(node).map(drop).ok_or_else(|| self.missing(node))
+    }
+
+    pub(crate) fn missing(&self, node: &str) -> MapError {
         /// The maximum number of names in the line.
         const SHOWN_MAX: usize = 8;
         let names: Vec<&str> = self.nodes.iter().take(SHOWN_MAX).map(|node| node.name.as_str()).collect();
         let more = if self.nodes.len() > SHOWN_MAX { ", …" } else { "" };
         let (ring, names) = (&self.ring, names.join(", "));
-        Err(MapError::new(format_args!(
+        MapError::new(format_args!(
             "ring/{ring}/nodes/{node}: is missing; the map has the nodes {names}{more}"
-        )))
+        ))
     }
 
     /// Returns a number that two maps share only if they are equal, apart from rare coincidences: for
@@ -265,14 +361,45 @@ impl Map {
         self.digest
     }
 
+    /// What a map file cannot have changes the digest only if it is there: so programs that do not
+    /// know it have the same digest of a map from a file.
+    fn computed_digest(&self) -> u64 {
+        let mut digest = Digest::new(&self.ring);
+        digest.add(&self.version.to_le_bytes());
+        for Node { name, ring, address, weight, term } in &self.nodes {
+            [name, ring, address].iter().for_each(|text| digest.add_text(text));
+            digest.add(&weight.to_le_bytes());
+            if *term != 0 {
+                digest.add_other(b't', *term);
+            }
+        }
+        self.owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
+        if self.is_paused {
+            digest.add_other(b'p', 1);
+        }
+        for Move { id, to, slots, .. } in &self.moves {
+            digest.add_other(b'm', *id);
+            digest.add(&to.0.to_le_bytes());
+            slots.runs().flat_map(|(first, last)| [first, last]).for_each(|slot| {
+                digest.add(&slot.number().to_le_bytes());
+            });
+        }
+        digest.finish()
+    }
+
     /// Returns the mark for a memory file whose items are all of slots that this node owns. Two
-    /// marks are equal if the name of the ring, the version, the name of the node and its slots are
-    /// equal: under another version, the slots may have been another node's. No mark is 0 or 1.
+    /// marks are equal if the name of the ring, the node's term, the name of the node and its slots
+    /// are equal; without a term, also the version: under another version, the slots may have been
+    /// another node's. No mark is 0 or 1.
     #[must_use]
     pub fn mark(&self, node: NodeIndex) -> u64 {
         let mut digest = Digest::new(&self.ring);
-        digest.add(&self.version.to_le_bytes());
-        digest.add_text(&self.node(node).name);
+        let Node { name, term, .. } = self.node(node);
+        match term {
+            0 => digest.add(&self.version.to_le_bytes()),
+            _ => digest.add_other(b't', *term),
+        }
+        digest.add_text(name);
         for run in self.runs().filter(|run| run.owner == node) {
             digest.add(&run.first.number().to_le_bytes());
             digest.add(&run.last.number().to_le_bytes());
@@ -283,9 +410,10 @@ impl Map {
 
 impl fmt::Debug for Map {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Map { ring, version, nodes, .. } = self;
+        let Map { ring, version, nodes, moves, .. } = self;
         let mut shown = f.debug_struct("Map");
-        shown.field("ring", ring).field("version", version).field("nodes", nodes).finish_non_exhaustive()
+        shown.field("ring", ring).field("version", version).field("nodes", nodes).field("moves", moves);
+        shown.finish_non_exhaustive()
     }
 }
 
@@ -325,17 +453,6 @@ pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
     Ok(())
 }
 
-fn digest(ring: &str, version: u64, nodes: &[Node], owners: &Owners) -> u64 {
-    let mut digest = Digest::new(ring);
-    digest.add(&version.to_le_bytes());
-    for Node { name, ring, address, weight } in nodes {
-        [name, ring, address].iter().for_each(|text| digest.add_text(text));
-        digest.add(&weight.to_le_bytes());
-    }
-    owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
-    digest.finish()
-}
-
 fn slot(index: usize) -> Slot {
     Slot::new(index as u16).expect("below SLOTS")
 }
@@ -354,6 +471,12 @@ impl Digest {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
+    }
+
+    /// Adds a number that is not always there, with a letter for its meaning.
+    fn add_other(&mut self, letter: u8, number: u64) {
+        self.add(&[letter]);
+        self.add(&number.to_le_bytes());
     }
 
     /// Adds a text and its end, which no text contains.
@@ -377,7 +500,7 @@ mod tests {
 
     fn node(name: &str, port: u16) -> Node {
         let address = |port: u16| format!("10.0.0.1:{port}");
-        Node { name: name.into(), ring: address(port), address: address(port + 1000), weight: 1 }
+        Node { name: name.into(), ring: address(port), address: address(port + 1000), weight: 1, term: 0 }
     }
 
     fn map(version: u64, names: &[&str]) -> Map {

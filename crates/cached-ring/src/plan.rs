@@ -28,17 +28,58 @@ pub fn planned(ring: &str, version: u64, nodes: Vec<Node>, now: Option<&Map>) ->
 fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
     assert!(!nodes.is_empty() && nodes.len() <= crate::map::NODES_MAX);
     let mut owners = current(nodes, now);
-    let mut counts = vec![0; nodes.len()];
-    owners.iter().flatten().for_each(|owner| counts[*owner] += 1);
+    let counts = counts(&owners, nodes.len());
     let quotas = quotas(nodes, &counts);
     for node in 0..nodes.len() {
         release(&mut owners, node, counts[node].saturating_sub(quotas[node]));
     }
-    let missing = quotas.iter().zip(&counts).map(|(quota, count)| quota.saturating_sub(*count)).collect();
-    assign(&mut owners, missing);
-    let owned = owners.iter().map(|owner| NodeIndex(owner.expect("every slot is assigned") as u16));
-    let owned: Vec<NodeIndex> = owned.collect();
-    owned.try_into().expect("as many as there are slots")
+    assign(&mut owners, missing(&quotas, &counts));
+    assigned(owners.into_iter())
+}
+
+/// Returns the owners by which each node of the map has its share, when all moves in progress are
+/// done; `None` if all weights are 0.
+pub(crate) fn wanted_owners(map: &Map) -> Option<Owners> {
+    let mut done = map.clone();
+    for one in &map.moves {
+        one.slots.iter().for_each(|slot| done.owners[usize::from(slot.number())] = one.to);
+    }
+    map.nodes.iter().any(|node| node.weight > 0).then(|| plan(&map.nodes, Some(&done)))
+}
+
+/// Returns the owners after the slots of the node `lost` have been given to the other nodes: to those
+/// that miss most of their shares, and no other slot to another node. `None` if there is no other
+/// node.
+pub(crate) fn spread(map: &Map, lost: NodeIndex) -> Option<Owners> {
+    let is_lost = |index: usize| index == lost.index();
+    let others = map.nodes.iter().enumerate().filter(|(index, _)| !is_lost(*index));
+    let others: Vec<Node> = others.map(|(_, node)| node.clone()).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let mut owners = current(&others, Some(map));
+    let counts = counts(&owners, others.len());
+    assign(&mut owners, missing(&quotas(&others, &counts), &counts));
+    Some(assigned(
+        owners.into_iter().map(|owner| owner.map(|index| index + usize::from(index >= lost.index()))),
+    ))
+}
+
+fn counts(owners: &[Option<usize>], nodes: usize) -> Vec<usize> {
+    let mut counts = vec![0; nodes];
+    owners.iter().flatten().for_each(|owner| counts[*owner] += 1);
+    counts
+}
+
+/// Returns the number of slots that each node has less than its quota.
+fn missing(quotas: &[usize], counts: &[usize]) -> Vec<usize> {
+    quotas.iter().zip(counts).map(|(quota, count)| quota.saturating_sub(*count)).collect()
+}
+
+fn assigned(owners: impl Iterator<Item = Option<usize>>) -> Owners {
+    let owners = owners.map(|owner| NodeIndex(owner.expect("every slot is assigned") as u16));
+    let owners: Vec<NodeIndex> = owners.collect();
+    owners.try_into().expect("as many as there are slots")
 }
 
 /// Returns the present owner of each slot; `None` if it is not among the nodes.
@@ -88,8 +129,8 @@ fn release(owners: &mut [Option<usize>], node: usize, mut surplus: usize) {
     }
 }
 
-/// Gives the free slots to the nodes that miss some: each time to the node that misses most, from a
-/// free run beside its own slots or else from the longest one.
+/// Gives the free slots to the nodes that miss some, together as many at least: each time to the node
+/// that misses most, from a free run beside its own slots or else from the longest one.
 fn assign(owners: &mut [Option<usize>], mut missing: Vec<usize>) {
     let mut free: Vec<(usize, usize)> = Vec::new();
     for slot in (0..SLOTS).filter(|slot| owners[*slot].is_none()) {
@@ -113,7 +154,7 @@ fn assign(owners: &mut [Option<usize>], mut missing: Vec<usize>) {
             let is_beside = is_own(first.checked_sub(1)) || is_own(Some(first + len));
             (is_beside, len, SLOTS - first)
         };
-        let best = (0..free.len()).max_by_key(|at| rank(free[*at])).expect("quotas add up to all slots");
+        let Some(best) = (0..free.len()).max_by_key(|at| rank(free[*at])) else { break };
         let (first, len) = free[best];
         let taken = len.min(missing[node]);
         let from_end = is_own(Some(first + len)) && !is_own(first.checked_sub(1));
@@ -139,6 +180,7 @@ mod tests {
             ring: format!("h{number}:1"),
             address: format!("h{number}:2"),
             weight: *weight,
+            term: 0,
         };
         weights.iter().map(node).collect()
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use cached_registry::documents;
-use cached_ring::{Map, Node, SLOTS, from_documents, planned, to_file};
+use cached_ring::{Map, Node, SLOTS, from_file, planned, to_file};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -158,7 +158,7 @@ fn runs(ring: &Value) -> String {
 impl Plan {
     fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         let documents = documents(&self.file).map_err(|error| Failure::usage(error.to_string()))?;
-        let now = from_documents(&self.ring, documents.iter().map(|(key, value)| (key.as_str(), &value[..])));
+        let now = from_file(&self.ring, documents.iter().map(|(key, value)| (key.as_str(), &value[..])));
         let now = now.map_err(|error| Failure::usage(format!("{}: {error}", self.file.display())))?;
         let (next, file) = self.next(&now).map_err(Failure::usage)?;
         let moved = moved(&now, &next);
@@ -238,7 +238,7 @@ fn moved(now: &Map, next: &Map) -> usize {
 fn added(text: &str) -> Result<Node, String> {
     let parts = text.split_once('=').and_then(|(name, addresses)| Some((name, addresses.split_once(',')?)));
     let (name, (ring, address)) = parts.ok_or("expected NODE=RING,ADDRESS")?;
-    Ok(Node { name: name.into(), ring: ring.into(), address: address.into(), weight: 1 })
+    Ok(Node { name: name.into(), ring: ring.into(), address: address.into(), weight: 1, term: 0 })
 }
 
 fn weighted(text: &str) -> Result<(String, u32), String> {
@@ -260,7 +260,7 @@ mod cluster_tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         let documents = documents(file.path()).unwrap();
-        from_documents("main", documents.iter().map(|(key, value)| (key.as_str(), &value[..]))).unwrap()
+        from_file("main", documents.iter().map(|(key, value)| (key.as_str(), &value[..]))).unwrap()
     }
 
     fn options(add: &[&str], remove: &[&str], weight: &[&str]) -> Plan {

@@ -137,7 +137,7 @@ impl RingTable {
             ConfigError { exit, ..ConfigError::new("ring.map_file", why) }
         })?;
         let documents = documents.iter().map(|(key, value)| (key.as_str(), &value[..]));
-        let read = cached_ring::from_documents(&self.name, documents);
+        let read = cached_ring::from_file(&self.name, documents);
         let map = read.and_then(|map| map.check_node(node).map(|()| map));
         map.map_err(|error| self.wrong_map(error))
     }

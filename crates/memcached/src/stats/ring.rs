@@ -198,7 +198,7 @@ fn runs(map: &Map) -> Vec<RingRun> {
 }
 
 fn node_of(shared: &Shared, report: &RingReport, node: &Node, slots: usize) -> RingNode {
-    let Node { name, ring, address, weight } = node.clone();
+    let Node { name, ring, address, weight, .. } = node.clone();
     let (ring_address, slots) = (ring, slots as u64);
     let common = RingNode { node: name, ring_address, address, weight, slots, ..RingNode::default() };
     if node.name == report.node {

@@ -27,6 +27,7 @@ pub(in crate::worker) fn map_of(version: u64, owner: impl Fn(u16) -> u16) -> Arc
         ring: format!("127.0.0.1:{port}"),
         address: format!("127.0.0.1:{}", port + 1),
         weight: 1,
+        term: 0,
     };
     let owners: Vec<NodeIndex> = (0..SLOTS as u16).map(|slot| NodeIndex(owner(slot))).collect();
     let owners = owners.try_into().expect("an owner for each slot");

@@ -218,6 +218,7 @@ impl World {
             ring: format!("{name}:{port}"),
             address: format!("{name}:11211"),
             weight: 1,
+            term: 0,
         };
         let nodes = vec![node("a", 1), node("b", 2), node("c", 3)];
         let mut owners = Box::new([NodeIndex(0); SLOTS]);
