@@ -29,6 +29,10 @@ pub const FRAME_BYTES_MAX: usize = 1024;
 pub const VERSION_MIN: u16 = 1;
 /// The highest version of the protocol that this node speaks.
 pub const VERSION_MAX: u16 = 1;
+/// The feature of a node that serves [copy sessions](crate::copy).
+pub const FEATURE_COPY: u64 = 1;
+/// The worker of a connection that is no lane but a copy session.
+pub const COPY_SESSION: u16 = u16::MAX;
 /// The label of the dialler's proof.
 pub const DIAL_LABEL: &[u8] = b"cached ring 1 dial";
 /// The label of the listener's proof.
@@ -71,7 +75,7 @@ pub struct Greeting {
 pub struct Hello {
     /// The lowest and the highest version of the protocol that the dialler speaks.
     pub versions: (u16, u16),
-    /// The worker whose lane it is.
+    /// The worker whose lane it is, or [`COPY_SESSION`].
     pub worker: u16,
     /// The number of the dialler's workers.
     pub workers: u16,

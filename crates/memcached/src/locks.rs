@@ -3,6 +3,7 @@
 //!
 //! | lock | level | held while |
 //! |---|---|---|
+//! | threads of copy sessions | 2 | one is started, or all are taken |
 //! | lanes of a worker | 3 | the worker executes requests that may be other nodes', or reads answers |
 //! | changes from outside of requests | 4 | a prefix is swept or flushed by another thread than a worker |
 //! | table of connections | 5 | a command is sent to a worker |
@@ -24,6 +25,7 @@ pub(crate) use cached_core::sync::{Mutex as Lock, MutexGuard as Guard};
 
 use cached_core::lock_order::Rank;
 
+pub(crate) static SESSIONS: Rank = Rank::new("server: threads of copy sessions", 2);
 pub(crate) static LANES: Rank = Rank::new("server: lanes of a worker", 3);
 pub(crate) static CHANGES: Rank = Rank::new("server: changes from outside of requests", 4);
 pub(crate) static CONNECTIONS: Rank = Rank::new("server: table of connections", 5);

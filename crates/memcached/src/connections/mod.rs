@@ -34,8 +34,9 @@ use info::HeldSums;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 /// All connections, and the sums of the memory that they hold.
 pub(crate) struct Connections {
@@ -84,7 +85,31 @@ const FREED_BYTES_MIN: usize = 4 << 20;
 /// connection can be closed to free memory.
 const ARRIVING_SECS_MIN: u32 = 2;
 
+/// The interval at which a wait for the workers looks whether it must end.
+const LOOK: Duration = Duration::from_millis(20);
+
 impl Connections {
+    /// Sends a command to each worker.
+    pub(crate) fn tell(&self, command: impl Fn() -> Command) {
+        self.queues().iter().for_each(|queue| queue.send(command()));
+    }
+
+    /// Waits until every worker has completed what it was executing, and has executed the commands
+    /// that were sent before. Returns false as soon as `goes_on` does, which is called every few
+    /// milliseconds.
+    pub(crate) fn pass(&self, goes_on: &mut dyn FnMut() -> bool) -> bool {
+        let (done, passed) = mpsc::channel();
+        self.tell(|| Command::Pass(done.clone()));
+        for _ in 0..self.queues().len() {
+            while passed.recv_timeout(LOOK).is_err() {
+                if !goes_on() {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
     /// Returns an empty table for workers with these command queues.
     pub(crate) fn new(queues: Arc<[CommandQueue]>) -> Connections {
         Connections {

@@ -16,9 +16,59 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `served` | a session with this node as its source, from its beginning to its end |
+//! | `source` | sends the items |
 //! | `target` | the end that asks, and stores what comes |
 
+mod served;
+mod source;
 mod target;
 
+pub(crate) use served::accept;
 pub use target::{Copied, CopyError};
 pub(crate) use target::copy;
+
+use crate::shared::Shared;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// The interval at which a session looks whether it must end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The interval at which an end that has nothing else to send says that it lives.
+const PING_EVERY: Duration = Duration::from_secs(1);
+
+/// Runs a session on a thread of its own. Returns whether it was started: it is not once the server
+/// ends, or without memory for a thread.
+fn spawn(shared: &Arc<Shared>, body: impl FnOnce(&Arc<Shared>) + Send + 'static) -> bool {
+    let Some(ring) = &shared.ring else { return false };
+    let mut sessions = ring.sessions.lock();
+    let Some(threads) = &mut *sessions else { return false };
+    threads.retain(|thread| !thread.is_finished());
+    let own = shared.clone();
+    let started = thread::Builder::new().name("cached-copy".into()).spawn(move || body(&own));
+    match started {
+        Ok(thread) => threads.push(thread),
+        Err(error) => {
+            tracing::warn!(cause = %error, "no thread can be created for a copy session");
+            return false;
+        }
+    }
+    true
+}
+
+/// Returns whether the server ends, so that every session does.
+fn is_ending(shared: &Shared) -> bool {
+    shared.ring.as_ref().is_none_or(|ring| ring.sessions.lock().is_none())
+}
+
+/// Ends all sessions, and waits until their threads have ended.
+pub(crate) fn end(shared: &Shared) {
+    let Some(ring) = &shared.ring else { return };
+    let threads = ring.sessions.lock().take();
+    for thread in threads.into_iter().flatten() {
+        // A panic was reported by the thread itself.
+        let _ = thread.join();
+    }
+}

@@ -1,6 +1,7 @@
 //! What the ring tells the steward of its maps.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Notify, watch};
 
 /// What happens at a node that its steward has to act on, the task that reads and writes the ring's
@@ -13,10 +14,26 @@ pub struct RingEvents {
     /// the process started, and moves whose slots are sealed here although the session has ended. An
     /// id is removed when a map without the move is in force.
     pub unfinished: watch::Sender<BTreeSet<u64>>,
+    /// The version of the latest map that was put in force, or is to be.
+    latest: AtomicU64,
 }
 
 impl Default for RingEvents {
     fn default() -> RingEvents {
-        RingEvents { outdated: Notify::new(), unfinished: watch::Sender::default() }
+        RingEvents { outdated: Notify::new(), unfinished: watch::Sender::default(), latest: AtomicU64::new(0) }
+    }
+}
+
+impl RingEvents {
+    /// Records the version of the latest map of this node.
+    pub(super) fn set_latest(&self, version: u64) {
+        self.latest.fetch_max(version, Ordering::Relaxed);
+    }
+
+    /// Notes the version of another node's map.
+    pub(super) fn see(&self, version: u64) {
+        if version > self.latest.load(Ordering::Relaxed) {
+            self.outdated.notify_one();
+        }
     }
 }

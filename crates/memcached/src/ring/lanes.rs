@@ -407,6 +407,7 @@ impl Lanes {
                 }
                 Answer::NotMine { map_version, flags, own } => {
                     not_mine += 1;
+                    lane.peer.see(map_version);
                     Outcome::Failed { own, flags, node: &lane.peer.name, why: Why::NotMine(map_version) }
                 }
             };

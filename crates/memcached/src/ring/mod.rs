@@ -14,6 +14,7 @@
 //! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
 //! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
+//! | `transfers` | [`Filling`]: slots that are sealed, or are being filled |
 //!
 //! A map is put in force in steps, by one thread (`worker/maps.rs`), so that no request is executed
 //! with items from a time at which the slot belonged to another node.
@@ -22,6 +23,7 @@ mod events;
 mod lanes;
 mod moves;
 mod peers;
+mod transfers;
 mod words;
 
 pub use events::RingEvents;
@@ -29,17 +31,20 @@ pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, TICK, Why}
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
+pub(crate) use transfers::{Filling, NoFilling, SERVED_MAX};
+pub(crate) use words::Changed;
 
-use crate::locks::{Guard, LANES, Lock, RING};
+use crate::locks::{Guard, LANES, Lock, RING, SESSIONS};
 use crate::settings::RingSettings;
-use cached_ring::{Map, NODES_MAX, NodeIndex, Slot};
+use cached_ring::{Map, Move, NODES_MAX, NodeIndex, Slot};
 use lanes::LaneLimits;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::Thread;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 use tokio::sync::Notify;
+use transfers::Transfers;
 use words::{SlotState, Words};
 
 /// The maximum number of nodes outside this node's map that have lanes to this node at a time: a
@@ -48,6 +53,10 @@ pub(crate) const STRANGERS_MAX: usize = 2;
 
 /// From this number of entries on, the entries of nodes that have left the map are dropped.
 const PEERS_MAX: usize = 2 * NODES_MAX;
+
+/// The mark of a memory file that may have items which are not its node's, among all others. A mark
+/// that is odd says that there are items of other slots; they must be removed.
+pub(crate) const MIXED: u64 = 1;
 
 /// A node's view of its ring.
 pub(crate) struct Ring {
@@ -62,8 +71,17 @@ pub(crate) struct Ring {
     /// The version of the map that other nodes are told is in force ([`announce`](Ring::announce)).
     version: AtomicU64,
     digest: AtomicU64,
+    /// The version of the map at the start.
+    begun_with: u64,
     /// Whether slots are being prepared: earlier items are removed, then other nodes' maps awaited.
     is_purging: AtomicBool,
+    /// The number of times that items were to be removed.
+    purges: AtomicU64,
+    /// The number of slots that are sealed; and the version of the map that decides it.
+    sealed: AtomicUsize,
+    flushed_by: AtomicU64,
+    /// The threads of copy sessions; `None` once the server ends.
+    pub(crate) sessions: Lock<Option<Vec<JoinHandle<()>>>>,
     /// The bytes of values that arrive from other nodes and are collected outside the store.
     pub(crate) collected_bytes: Arc<AtomicUsize>,
     /// The bytes of values that stay pinned because other nodes have not asked for them yet.
@@ -84,6 +102,9 @@ struct Maps {
     next: Option<Arc<Map>>,
     /// The other nodes that are in a map, were in one, or have opened a lane to this node.
     peers: BTreeMap<String, Arc<Peer>>,
+    transfers: Transfers,
+    /// Those who wait for a map of a version, or a later one.
+    waiting: Vec<(u64, mpsc::Sender<()>)>,
 }
 
 impl Maps {
@@ -100,9 +121,13 @@ impl Ring {
     pub(crate) fn new(settings: &RingSettings, workers: usize, resume_within: Duration) -> Ring {
         let (own, map) = (settings.node.clone(), settings.map.clone());
         let words = Arc::new(Words::new(&map, map.find(&own)));
+        let events = Arc::<RingEvents>::default();
+        events.set_latest(map.version());
+        let is_part = |one: &&Move| [one.from, one.to].map(Some).contains(&map.find(&own));
+        events.unfinished.send_modify(|ids| ids.extend(map.moves().iter().filter(is_part).map(|one| one.id)));
         let names = map.nodes().iter().map(|node| node.name.as_str()).filter(|name| *name != own);
         let peers: BTreeMap<String, Arc<Peer>> =
-            names.map(|name| (name.to_owned(), Arc::new(Peer::new(name, workers)))).collect();
+            names.map(|name| (name.to_owned(), Arc::new(Peer::new(name, workers, events.clone())))).collect();
         let limits = LaneLimits::new(settings.peer_timeout, resume_within);
         let lanes = (0..workers).map(|worker| {
             let mut lanes = Lanes::new(worker, words.clone(), map.clone(), limits);
@@ -111,14 +136,28 @@ impl Ring {
         });
         Ring {
             lanes: lanes.collect(),
-            words,
             version: map.version().into(),
             digest: map.digest().into(),
-            maps: Lock::ranked(Maps { in_force: map, next: None, peers }, &RING),
+            begun_with: map.version(),
+            sealed: words.count(SlotState::Sealed).into(),
+            flushed_by: map.version().into(),
             is_purging: AtomicBool::new(false),
+            purges: AtomicU64::new(0),
+            sessions: Lock::ranked(Some(Vec::new()), &SESSIONS),
+            maps: Lock::ranked(
+                Maps {
+                    transfers: Transfers::new(&map, map.find(&own)),
+                    in_force: map,
+                    next: None,
+                    peers,
+                    waiting: Vec::new(),
+                },
+                &RING,
+            ),
             collected_bytes: Arc::default(),
             suspended_pins: Arc::default(),
-            events: Arc::default(),
+            events,
+            words,
             changed: Notify::new(),
             moves: MoveCounts::default(),
             thread: OnceLock::new(),
@@ -154,23 +193,16 @@ impl Ring {
     /// Returns whether every node that this one reaches has a map at least as late as this process has
     /// begun with.
     pub(crate) fn is_known_to_all(&self) -> bool {
-        todo!()
+        let maps = self.maps.lock();
+        let mut others = maps.in_force.nodes().iter().filter_map(|node| maps.peers.get(&node.name));
+        others.all(|peer| !peer.is_before(self.begun_with))
     }
 
-    /// Forbids copy sessions, or permits them again.
-    pub(crate) fn hold_moves(&self, _holds: bool) {
-        todo!()
-    }
-
-    /// Returns the number of slots that are sealed.
-    pub(crate) fn sealed_slots(&self) -> usize {
-        todo!()
-    }
-
-    /// Returns whether a flush may be executed by which an entry with a map of this version reaches all
-    /// nodes: no slot is on its way to another node, and this node has the same map.
-    pub(crate) fn may_flush(&self, _map_version: u64) -> bool {
-        todo!()
+    /// Returns whether a flush may be executed here that an entry with a map of this version sends to all
+    /// nodes: this node has the same map, and no slot is on its way to another node, which may have
+    /// executed the flush before the items came.
+    pub(crate) fn may_flush(&self, map_version: u64) -> bool {
+        self.sealed.load(Ordering::SeqCst) == 0 && self.flushed_by.load(Ordering::SeqCst) == map_version
     }
 
     /// Returns the version and the digest of the map that other nodes are told is in force.
@@ -198,7 +230,7 @@ impl Ring {
             peers.retain(|name, peer| maps.know(name) || Arc::strong_count(peer) > 1);
             maps.peers = peers;
         }
-        maps.peers.entry(name.to_owned()).or_insert_with(|| Arc::new(Peer::new(name, workers))).clone()
+        maps.peers.entry(name.to_owned()).or_insert_with(|| Arc::new(Peer::new(name, workers, self.events.clone()))).clone()
     }
 
     /// Requests that another map be put in force, which happens soon afterwards. The same map as the
@@ -213,12 +245,30 @@ impl Ring {
             return Ok(());
         }
         map.check_successor(latest, &self.own).map_err(|error| error.to_string())?;
+        self.events.set_latest(map.version());
         maps.next = Some(Arc::new(map));
         drop(maps);
+        self.wake();
+        Ok(())
+    }
+
+    /// Wakes the thread that puts maps in force and removes items.
+    fn wake(&self) {
         if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
-        Ok(())
+    }
+
+    /// Returns a channel on which a message comes once a map of this version, or a later one, is in
+    /// force.
+    pub(crate) fn when_in_force(&self, version: u64) -> mpsc::Receiver<()> {
+        let (sender, receiver) = mpsc::channel();
+        let mut maps = self.maps.lock();
+        match maps.in_force.version() >= version {
+            true => drop(sender.send(())),
+            false => maps.waiting.push((version, sender)),
+        }
+        receiver
     }
 
     /// Returns the map that is to be put in force.
@@ -228,17 +278,37 @@ impl Ring {
 
     /// Puts a map in force that each worker has received. From now on, no request begins for
     /// another node's slot; requests for slots that become this node's begin after
-    /// [`end_purge`](Self::end_purge).
-    pub(crate) fn apply(&self, map: &Arc<Map>) {
-        let mut maps = self.maps.lock();
-        let is_next = map.version() == maps.in_force.version() + 1;
-        if self.words.apply(map, self.own_index(map), is_next) {
+    /// [`end_purge`](Self::end_purge), unless the slots have come with their items.
+    pub(crate) fn apply(&self, map: &Arc<Map>) -> Changed {
+        let maps = &mut *self.maps.lock();
+        let own = self.own_index(map);
+        let before = std::mem::replace(&mut maps.in_force, map.clone());
+        // Before any slot is not sealed any more: a flush with the map before must not be executed.
+        self.flushed_by.store(map.version(), Ordering::SeqCst);
+        let follows = map.follows(&before, &self.own);
+        let ended = maps.transfers.end_moves(&self.words, &before, map, own, follows);
+        let changed = self.words.apply(map, own, follows);
+        let changed = Changed { lost: changed.lost | ended.lost, ..changed };
+        self.sealed.store(self.words.count(SlotState::Sealed), Ordering::SeqCst);
+        if changed.gained || changed.lost {
             self.begin_purge();
         }
-        maps.in_force = map.clone();
         maps.next.take_if(|next| next.version() <= map.version());
-        drop(maps);
+        maps.waiting.retain(|(version, waiting)| {
+            // The receiver may have given up.
+            let waits = *version > map.version();
+            waits || {
+                _ = waiting.send(());
+                false
+            }
+        });
+        self.events.unfinished.send_if_modified(|ids| {
+            let count = ids.len();
+            ids.retain(|id| map.find_move(*id).is_some());
+            ids.len() != count
+        });
         self.changed.notify_one();
+        changed
     }
 
     /// Tells other nodes that a map is in force. No request that began under the previous map may
@@ -256,9 +326,11 @@ impl Ring {
         }
         let maps = self.maps.lock();
         let map = MapInForce { version: maps.in_force.version(), digest: maps.in_force.digest() };
+        // In a ring with terms, a later map takes no slot from this node without its part.
+        let has_terms = maps.in_force.nodes().iter().any(|node| node.term != 0);
         let others = maps.in_force.nodes().iter().filter(|node| node.name != self.own);
         let mut peers = others.filter_map(|node| maps.peers.get(&node.name));
-        peers.any(|peer| peer.is_behind(map))
+        peers.any(|peer| peer.is_behind(map, has_terms))
     }
 
     /// Returns whether items are to be removed whose slots are not this node's own.
@@ -268,29 +340,59 @@ impl Ring {
 
     /// Records that items are to be removed whose slots are not this node's own.
     pub(crate) fn begin_purge(&self) {
+        self.purges.fetch_add(1, Ordering::Relaxed);
         self.is_purging.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the number of times that items were to be removed.
+    pub(crate) fn purges(&self) -> u64 {
+        self.purges.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether items of the slot may be in the store.
+    pub(crate) fn keeps(&self, slot: Slot) -> bool {
+        matches!(self.words.state(slot), SlotState::Own | SlotState::Sealed | SlotState::Filling)
+    }
+
+    /// Returns whether requests for the slot wait until a map says whose it is.
+    pub(crate) fn is_sealed(&self, slot: Slot) -> bool {
+        self.words.state(slot) == SlotState::Sealed
     }
 
     /// Makes the node's slots `Purging` before clients are served, until
     /// [`end_purge`](Self::end_purge).
     pub(crate) fn hold_slots(&self) {
-        let map = self.map();
-        self.words.apply(&map, self.own_index(&map), false);
+        self.words.change_all(SlotState::Own, SlotState::Purging);
         self.begin_purge();
     }
 
     /// Begins to execute requests for the slots that this node has been given. No item may be left
-    /// whose slot is not this node's own.
-    pub(crate) fn end_purge(&self) {
-        self.words.end_purge();
-        self.is_purging.store(false, Ordering::Relaxed);
+    /// whose slot was not this node's own when [`purges`](Self::purges) was `purges`, and no slot may
+    /// have been given to this node since.
+    pub(crate) fn end_purge(&self, purges: u64) {
+        let _maps = self.maps.lock();
+        self.words.change_all(SlotState::Purging, SlotState::Own);
+        self.is_purging.store(self.purges() != purges, Ordering::Relaxed);
     }
 
-    /// Returns the mark of a store that has only items of this node's slots.
+    /// Returns the mark of a store that has only items of this node's slots. It is even.
     pub(crate) fn mark(&self) -> u64 {
-        let map = self.map();
+        self.mark_of(&self.map())
+    }
+
+    fn mark_of(&self, map: &Map) -> u64 {
         // A map without this node is refused.
-        self.own_index(&map).map_or(1, |own| map.mark(own))
+        self.own_index(map).map_or(MIXED, |own| map.mark(own) & !MIXED)
+    }
+
+    /// Returns the mark of the store as it is.
+    pub(crate) fn mark_now(&self) -> u64 {
+        let maps = self.maps.lock();
+        if maps.transfers.may_lose() || self.words.count(SlotState::Purging) > 0 {
+            return MIXED;
+        }
+        let has_others = self.is_purging() || maps.transfers.is_filling();
+        self.mark_of(&maps.in_force) | if has_others { MIXED } else { 0 }
     }
 
     /// Returns the state for reports.

@@ -1,8 +1,10 @@
 //! What is known about each other node of the ring, and counted of it.
 
 use super::MoveReport;
+use super::events::RingEvents;
 use crate::locks::{Lock, PEERS};
 use cached_ring::Report;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ pub(crate) struct Peer {
     pub(crate) name: String,
     /// The counts of each worker, which alone changes them.
     workers: Box<[PeerCounts]>,
+    events: Arc<RingEvents>,
     is_tried: AtomicBool,
     is_unreachable: AtomicBool,
     told: Lock<Told>,
@@ -71,10 +74,11 @@ pub(crate) struct MapInForce {
 }
 
 impl Peer {
-    pub(super) fn new(name: &str, workers: usize) -> Peer {
+    pub(super) fn new(name: &str, workers: usize, events: Arc<RingEvents>) -> Peer {
         Peer {
             name: name.to_owned(),
             workers: (0..workers).map(|_| PeerCounts::default()).collect(),
+            events,
             is_tried: AtomicBool::new(false),
             is_unreachable: AtomicBool::new(false),
             told: Lock::ranked(Told::default(), &PEERS),
@@ -107,12 +111,14 @@ impl Peer {
     /// its clock is ahead.
     pub(crate) fn set_hello(&self, map: MapInForce, clock_ms: i64) {
         self.is_unreachable.store(false, Ordering::Release);
+        self.events.see(map.version);
         let mut told = self.told.lock();
         (told.map, told.clock_ms) = (Some(map), Some(clock_ms));
     }
 
     /// Records a PONG.
     pub(super) fn set_pong(&self, round_trip: Duration, report: Report) {
+        self.events.see(report.map_version);
         let mut told = self.told.lock();
         told.map = Some(MapInForce { version: report.map_version, digest: report.map_digest });
         (told.round_trip, told.report) = (Some(round_trip), Some(report));
@@ -124,12 +130,27 @@ impl Peer {
         self.is_unreachable.store(is_unreachable, Ordering::Release);
     }
 
-    /// Returns whether the peer may have another map in force than `map`, an earlier or a later one. A
-    /// peer to which there is no lane for a moment may run nevertheless.
-    pub(super) fn is_behind(&self, map: MapInForce) -> bool {
+    /// Notes the version of the map with which the peer has refused a request.
+    pub(super) fn see(&self, version: u64) {
+        self.events.see(version);
+    }
+
+    /// Returns whether the peer may have another map in force than `map`, an earlier or a later one, or
+    /// only whether it may have an earlier one. A peer to which there is no lane for a moment may run
+    /// nevertheless.
+    pub(super) fn is_behind(&self, map: MapInForce, may_be_later: bool) -> bool {
+        let is_there = |told: MapInForce| told == map || may_be_later && told.version > map.version;
+        self.may_run() && !self.told.lock().map.is_some_and(is_there)
+    }
+
+    /// Returns whether the peer may have a map before the one of this version.
+    pub(super) fn is_before(&self, version: u64) -> bool {
+        self.may_run() && self.told.lock().map.is_none_or(|told| told.version < version)
+    }
+
+    fn may_run(&self) -> bool {
         let is_open = (0..self.workers.len()).any(|worker| self.is_open(worker));
-        let is_gone = !is_open && self.is_unreachable.load(Ordering::Acquire);
-        !is_gone && self.told.lock().map.is_none_or(|told| told != map)
+        is_open || !self.is_unreachable.load(Ordering::Acquire)
     }
 
     fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {

@@ -2,6 +2,7 @@
 
 use super::LiveServer;
 use crate::copy::{Copied, CopyError};
+use crate::listen::ring::dial_copy;
 use crate::ring::{MoveStep, Ring, RingEvents};
 use crate::shared::Shared;
 use cached_ring::Map;
@@ -48,7 +49,7 @@ impl LiveServer {
     /// Returns [`CopyError`]; then the move must be aborted.
     pub async fn copy(&self, id: u64, confirm: impl AsyncFnOnce() -> bool) -> Result<Copied, CopyError> {
         let shared = self.shared.upgrade().ok_or(CopyError::Ends)?;
-        crate::copy::copy(shared, id, confirm).await
+        crate::copy::copy(shared, id, dial_copy, confirm).await
     }
 
     /// Puts the map in force that has committed a move: when this returns, this node executes the

@@ -3,6 +3,7 @@
 use super::memory::{self, Limits, OnTakingOver};
 use super::{LiveServer, ServeError, StartError};
 use crate::connections::{Command, CommandQueue};
+use crate::copy;
 use crate::listen::{Handed, Listeners, acceptor, ring};
 use crate::objects::ObjectHandOver;
 use crate::process::{Logging, pin_thread};
@@ -309,6 +310,7 @@ impl Server {
             queue.send(if failed { Command::Abort } else { Command::Drain });
         }
         let stuck = wait_for_workers(&ended, &shared);
+        copy::end(&shared);
         drop((background, arbiter, ring));
         // A thread may be reading a file from a hung disk, so the shutdown does not wait for the
         // thread.

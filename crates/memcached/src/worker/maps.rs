@@ -4,7 +4,7 @@
 //! ```text
 //!  next map ─► every worker routes by it ─► lost slots: Away, gained ones: Purging
 //!                                             └─► every worker has completed its request
-//!                                                   └─► items of slots that are not Own: removed
+//!                                                   └─► items of other nodes' slots: removed
 //!                                                         └─► every other node has the map
 //!                                                               └─► gained slots: Own
 //! ```
@@ -13,27 +13,24 @@
 //! owner has the map, so a slot has no owner for a moment rather than two owners. This node does
 //! not wait for a node to which there is no lane and at whose address nothing accepts connections.
 //! The items of lost slots are removed as well, which frees their memory.
+//!
+//! Slots that come with their items, by a copy session, are `Own` as soon as the map of their move's
+//! commit is in force: their previous owner executes no request for them any more.
 
 use crate::connections::Command;
-use crate::ring::{Ring, TICK};
+use crate::ring::{Changed, MIXED, Ring, TICK};
 use crate::shared::Shared;
 use cached_core::kv::{DeleteOptions, ScanCursor};
 use cached_ring::{Map, slot_of};
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// The mark of a memory file that is of no ring.
 const NO_RING: u64 = 0;
-/// The mark of a memory file that may have items of slots that are not its node's.
-const MIXED: u64 = 1;
 
 /// The number of hash buckets that are looked through at once: some ten thousand items, a few
 /// milliseconds.
 const SLICE_BUCKETS: usize = 1024;
-
-/// The interval at which a wait for the workers looks whether the thread must end.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// The interval at which other nodes are asked for their maps.
 const ASK: Duration = Duration::from_millis(50);
@@ -45,11 +42,12 @@ pub(crate) fn adopt_items(shared: &Shared) {
     let has_items = kv.stats().items > 0;
     let mark = kv.mark();
     let Some(ring) = &shared.ring else {
-        if mark == MIXED && has_items {
+        let is_mixed = mark & MIXED != 0;
+        if is_mixed && has_items {
             tracing::warn!("the memory file has items of other nodes of a ring: all items are removed");
             kv.flush_all();
         }
-        if mark == MIXED {
+        if is_mixed {
             kv.set_mark(NO_RING);
         }
         // The mark of a ring stays: if the node returns to it, and slots have been another node's in
@@ -57,7 +55,11 @@ pub(crate) fn adopt_items(shared: &Shared) {
         return;
     };
     let own = ring.mark();
-    if mark == own {
+    if mark & !MIXED == own {
+        // With items of slots that the node has lost, or was being given.
+        if mark & MIXED != 0 {
+            ring.begin_purge();
+        }
         return;
     }
     if mark == NO_RING && has_items {
@@ -88,6 +90,18 @@ pub(super) struct MapThread<'a> {
     ring: &'a Ring,
     /// The time of the last tick.
     ticked: Instant,
+    /// The removal of items that a map has interrupted.
+    purge: Option<Purge>,
+}
+
+/// A pass over all items, which removes those of other nodes' slots.
+struct Purge {
+    begun: Instant,
+    /// The number of times that items were to be removed when the pass began.
+    purges: u64,
+    /// `None` once all items were looked at.
+    cursor: Option<ScanCursor>,
+    removed: u64,
 }
 
 /// Whether a step was completed.
@@ -100,7 +114,7 @@ pub(super) enum Step {
 
 impl<'a> MapThread<'a> {
     pub(super) fn new(shared: &'a Shared, ring: &'a Ring) -> MapThread<'a> {
-        MapThread { shared, ring, ticked: Instant::now() }
+        MapThread { shared, ring, ticked: Instant::now(), purge: None }
     }
 
     /// Does what is due: ticks, then the next map, then the removal of items. `ends` says whether the
@@ -125,24 +139,18 @@ impl<'a> MapThread<'a> {
     }
 
     fn tell(&self, command: impl Fn() -> Command) {
-        self.shared.connections.queues().iter().for_each(|queue| queue.send(command()));
+        self.shared.connections.tell(command);
     }
 
     /// Waits until every worker has completed what it was executing, and has executed the commands
     /// that were sent before.
     fn pass(&mut self, ends: &dyn Fn() -> bool) -> Step {
-        let (done, passed) = mpsc::channel();
-        self.tell(|| Command::Pass(done.clone()));
-        for _ in 0..self.shared.connections.queues().len() {
-            loop {
-                match passed.recv_timeout(LOOK) {
-                    Ok(()) => break,
-                    Err(RecvTimeoutError::Timeout) if ends() => return Step::Ended,
-                    Err(_) => self.tick(),
-                }
-            }
-        }
-        Step::Done
+        let connections = &self.shared.connections;
+        let passed = connections.pass(&mut || {
+            self.tick();
+            !ends()
+        });
+        if passed { Step::Done } else { Step::Ended }
     }
 
     /// Changes the store, unless another process has it.
@@ -164,26 +172,28 @@ impl<'a> MapThread<'a> {
         let (own, before) = (self.ring.own_index(map), self.ring.map());
         let lost = map.lost(&before, &self.ring.own).count();
         let gained = map.gained(&before, &self.ring.own).count();
-        let is_next = map.version() == before.version() + 1;
-        let has_changed = !(lost == 0 && gained == 0 && is_next);
-        let kv = &self.shared.kv;
+        let (kv, mut changed) = (&self.shared.kv, Changed::default());
         // In this order, so that a process that follows does not find items of slots that have been
         // another node's in the meantime.
         let step = self.change(|| {
-            if has_changed {
-                kv.set_mark(MIXED);
-            } else if !self.ring.is_purging() {
-                kv.set_mark(own.map_or(MIXED, |own| map.mark(own)));
-            }
-            self.ring.apply(map);
+            kv.set_mark(MIXED);
+            changed = self.ring.apply(map);
+            kv.set_mark(self.ring.mark_now());
         });
+        if changed.gained {
+            // Items of these slots must be removed as well, of which the pass has missed some.
+            self.purge = None;
+        }
         if step == Step::Ended || self.pass(ends) == Step::Ended {
             return Step::Ended;
         }
         self.ring.announce(map);
         let (version, slots) = (map.version(), own.map_or(0, |own| map.slots_of(own).count()));
-        tracing::info!(version, slots, lost, gained, "a map of the ring is in force");
-        if !is_next {
+        match lost + gained > 0 || map.nodes() != before.nodes() {
+            true => tracing::info!(version, slots, lost, gained, "a map of the ring is in force"),
+            false => tracing::debug!(version, slots, "a map of the ring is in force"),
+        }
+        if !map.follows(&before, &self.ring.own) {
             let before = before.version();
             tracing::warn!(
                 "the map of the ring has version {version}, and the one before had {before}: a map in between may \
@@ -193,23 +203,31 @@ impl<'a> MapThread<'a> {
         Step::Done
     }
 
-    /// Removes the items whose slots are not this node's own, waits until no other node may execute
-    /// requests for the slots that this node has been given, and then takes these slots.
+    /// Removes the items of other nodes' slots, waits until no other node may execute requests for the
+    /// slots that this node has been given, and then takes these slots. Returns when a map has come,
+    /// after which it goes on.
     fn purge(&mut self, ends: &dyn Fn() -> bool) -> Step {
-        let begun = Instant::now();
-        // From here on, no item is stored in such a slot.
-        if self.pass(ends) == Step::Ended {
-            return Step::Ended;
-        }
-        let (mut cursor, mut removed) = (Some(ScanCursor::default()), 0);
-        while let Some(at) = cursor {
-            // A map that comes in the meantime may take more slots, and needs another pass.
+        let mut purge = match self.purge.take() {
+            Some(purge) => purge,
+            None => {
+                let purges = self.ring.purges();
+                // From here on, no item is stored in such a slot.
+                if self.pass(ends) == Step::Ended {
+                    return Step::Ended;
+                }
+                Purge { begun: Instant::now(), purges, cursor: Some(ScanCursor::default()), removed: 0 }
+            }
+        };
+        while let Some(at) = purge.cursor {
             if self.ring.next_map().is_some() {
+                self.purge = Some(purge);
                 return Step::Done;
             }
-            if ends() || self.change(|| cursor = self.purge_slice(at, &mut removed)) == Step::Ended {
+            let mut next = None;
+            if ends() || self.change(|| next = self.purge_slice(at, &mut purge.removed)) == Step::Ended {
                 return Step::Ended;
             }
+            purge.cursor = next;
             self.tick();
             std::thread::yield_now();
         }
@@ -218,19 +236,22 @@ impl<'a> MapThread<'a> {
                 return Step::Ended;
             }
             if self.ring.next_map().is_some() {
+                self.purge = Some(purge);
                 return Step::Done;
             }
             self.tell(|| Command::Ping);
             self.tick();
             std::thread::park_timeout(ASK);
         }
-        let mark = self.ring.mark();
-        self.change(|| {
-            self.shared.kv.set_mark(mark);
-            self.ring.end_purge();
-            let took_ms = begun.elapsed().as_millis();
-            tracing::info!(items = removed, took_ms, "the items of other nodes' slots are removed");
-        })
+        let step = self.change(|| {
+            self.ring.end_purge(purge.purges);
+            self.shared.kv.set_mark(self.ring.mark_now());
+            let (items, took_ms) = (purge.removed, purge.begun.elapsed().as_millis());
+            tracing::info!(items, took_ms, "the items of other nodes' slots are removed");
+        });
+        // Wakes connections whose requests wait for these slots.
+        self.tell(|| Command::Ping);
+        step
     }
 
     /// Removes items of some hash buckets. Returns the position of the next one.
@@ -241,7 +262,7 @@ impl<'a> MapThread<'a> {
         for _ in 0..SLICE_BUCKETS {
             let at = cursor?;
             cursor = kv.scan(at, |item| {
-                if !self.ring.owns(slot_of(item.key())) {
+                if !self.ring.keeps(slot_of(item.key())) {
                     keys.push(item.key().to_vec());
                 }
             });

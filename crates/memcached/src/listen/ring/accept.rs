@@ -7,7 +7,7 @@ use crate::ring::{Ring, STRANGERS_MAX};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
 use cached_ring::NODES_MAX;
-use cached_ring::hello::{DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome};
+use cached_ring::hello::{COPY_SESSION, DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome};
 use connection::{Connections, Limits, Place};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -110,7 +110,8 @@ async fn serve(shared: Arc<Shared>, accepted: Rc<Accepted>, mut stream: TcpStrea
     drop((stream, counted));
     let node = name.map_or_else(|| "a node".to_owned(), |name| format!("node {name}"));
     match admitted {
-        Ok(Admitted { peer, number, worker, has_ended }) => {
+        Ok(Admitted::Copy { node, socket }) => crate::copy::accept(&shared, node, socket),
+        Ok(Admitted::Lane { peer, number, worker, has_ended }) => {
             // The worker only drops the sender.
             let _ = has_ended.await;
             let mut peer = peer.lock().await;
@@ -124,13 +125,18 @@ async fn serve(shared: Arc<Shared>, accepted: Rc<Accepted>, mut stream: TcpStrea
     }
 }
 
-/// A lane that was given to a worker.
-struct Admitted {
-    peer: Rc<Mutex<Peer>>,
-    number: u64,
-    /// The peer's worker.
-    worker: u16,
-    has_ended: oneshot::Receiver<()>,
+/// A connection that was accepted.
+enum Admitted {
+    /// A lane, which was given to a worker.
+    Lane {
+        peer: Rc<Mutex<Peer>>,
+        number: u64,
+        /// The peer's worker.
+        worker: u16,
+        has_ended: oneshot::Receiver<()>,
+    },
+    /// A copy session with a node.
+    Copy { node: String, socket: OwnedFd },
 }
 
 impl Accepted {
@@ -184,6 +190,12 @@ impl Accepted {
             return Err(handshake.refuse(refused).await);
         }
         let worker = hello.worker;
+        if worker == COPY_SESSION {
+            let proof = secret.map_or([0; 32], |secret| secret.prove(SERVE_LABEL, &handshake.transcript));
+            handshake.send(&Frame::Proved(proof)).await?;
+            let socket = std::os::fd::AsFd::as_fd(&*handshake.stream).try_clone_to_owned()?;
+            return Ok(Admitted::Copy { node: hello.greeting.node, socket });
+        }
         let own_worker = usize::from(worker) % shared.settings.threads;
         let queue = shared.connections.queue(own_worker);
         if let Some(earlier) = lanes.lanes.remove(&worker) {
@@ -202,7 +214,7 @@ impl Accepted {
         lanes.lanes.insert(worker, number);
         queue.send(Command::ServeLane(ServeLane { number, node, socket, ended }));
         drop(lanes);
-        Ok(Admitted { peer, number, worker, has_ended })
+        Ok(Admitted::Lane { peer, number, worker, has_ended })
     }
 
     /// Returns the node that sends `hello`.
@@ -238,7 +250,7 @@ impl Peer {
         if !self.lanes.is_empty() && self.incarnation != hello.greeting.incarnation {
             return Err(Refused::second_process(&hello.greeting.node));
         }
-        let is_another = !self.lanes.contains_key(&hello.worker);
+        let is_another = hello.worker != COPY_SESSION && !self.lanes.contains_key(&hello.worker);
         if is_another && self.lanes.len() >= lanes_max as usize {
             return Err(Refused::too_many(lanes_max));
         }

@@ -1,4 +1,4 @@
-//! Opens the lanes of this node's workers, and opens each again when it has ended.
+//! Opens the lanes of this node's workers, and opens each again when it has ended; opens copy sessions.
 
 use super::{Failure, Handshake, greeting, pass_panic_on, unix_time_ms};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
@@ -6,7 +6,8 @@ use crate::ring::{MapInForce, Peer, Ring};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
 use cached_ring::hello::{
-    DIAL_LABEL, Frame, Greeting, Hello, Refused, SERVE_LABEL, VERSION_MAX, VERSION_MIN, Welcome,
+    COPY_SESSION, DIAL_LABEL, FEATURE_COPY, Frame, Greeting, Hello, Refused, RefusedCode, SERVE_LABEL,
+    VERSION_MAX, VERSION_MIN, Welcome,
 };
 use connection::Secret;
 use std::cell::RefCell;
@@ -18,6 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
+use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -92,7 +94,7 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
         let connecting = timeout(settings.connect_timeout, connect(&lanes.lookups, address));
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
         let opened = match connecting.await.map_err(late).flatten() {
-            Ok(stream) => open(&shared, ring, settings, worker, &node, stream, secret).await,
+            Ok(stream) => open(&shared, ring, settings, worker as u16, &node, stream, secret).await,
             Err(error) => Err(Failure::Unreachable(error)),
         };
         match opened {
@@ -132,6 +134,56 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
     }
 }
 
+/// The interval at which the opening of a copy session looks whether it must end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Opens a copy session to a node, for a thread that has no runtime.
+///
+/// # Errors
+/// Returns the reason why there is none, as a part of a line.
+pub(crate) fn dial_copy(
+    shared: &Shared,
+    node: &str,
+    ends: &dyn Fn() -> bool,
+) -> Result<std::net::TcpStream, String> {
+    let (Some(ring), Some(settings)) = (&shared.ring, &shared.settings.ring) else {
+        return Err("there is no ring".into());
+    };
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+    let lookups = Arc::new(Semaphore::new(1));
+    let attempt = async {
+        let map = ring.map();
+        let index = map.find(node).ok_or("the map does not have it")?;
+        let mut secret = 0;
+        loop {
+            let connecting = timeout(settings.connect_timeout, connect(&lookups, &map.node(index).ring));
+            let stream = connecting.await.map_err(|_| "no connection in time")?.map_err(|e| e.to_string())?;
+            match open(shared, ring, settings, COPY_SESSION, node, stream, secret).await {
+                Ok((socket, _)) => return Ok(std::net::TcpStream::from(socket)),
+                // During a rotation the peer may know only one of two secrets.
+                Err(failure) if failure.is_about_the_secret() && secret == 0 => secret += 1,
+                Err(failure) => return Err(failure.to_string()),
+            }
+        }
+    };
+    let opened = runtime.block_on(async {
+        let ended = async {
+            while !ends() {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            opened = attempt => opened,
+            () = ended => Err("the session is not wanted any more".to_owned()),
+        }
+    });
+    // A thread may still be resolving a name.
+    runtime.shutdown_background();
+    let stream = opened?;
+    stream.set_nonblocking(false).map_err(|error| error.to_string())?;
+    Ok(stream)
+}
+
 /// Connects to an address, whose host may be a name.
 async fn connect(lookups: &Arc<Semaphore>, address: &str) -> io::Result<TcpStream> {
     if let Ok(address) = address.parse::<SocketAddr>() {
@@ -152,7 +204,7 @@ async fn open(
     shared: &Shared,
     ring: &Ring,
     settings: &RingSettings,
-    worker: usize,
+    worker: u16,
     node: &str,
     mut stream: TcpStream,
     secret: usize,
@@ -162,7 +214,7 @@ async fn open(
     let secret = secrets.get(secret % secrets.len().max(1));
     let hello = Hello {
         versions: (VERSION_MIN, VERSION_MAX),
-        worker: worker as u16,
+        worker,
         workers: shared.settings.threads as u16,
         greeting: greeting(ring),
         wanted_node: node.to_owned(),
@@ -179,8 +231,13 @@ async fn greet(stream: &mut TcpStream, hello: Hello, secret: Option<&Secret>) ->
     let Frame::Welcome(welcome) = handshake.receive().await? else {
         return Err(handshake.refuse_frame("WELCOME").await);
     };
-    if let Err(refused) = welcome.check(&hello, secret.is_some()) {
-        return Err(handshake.refuse(refused).await);
+    match welcome.check(&hello, secret.is_some()) {
+        Ok(features) if hello.worker == COPY_SESSION && features & FEATURE_COPY == 0 => {
+            let text = format!("node {:?} cannot give slots to another one, its program is older", hello.wanted_node);
+            return Err(handshake.refuse(Refused { code: RefusedCode::Version, text }).await);
+        }
+        Ok(_) => {}
+        Err(refused) => return Err(handshake.refuse(refused).await),
     }
     let proof = secret.map_or([0; 32], |secret| secret.prove(DIAL_LABEL, &handshake.transcript));
     handshake.send(&Frame::Prove(proof)).await?;

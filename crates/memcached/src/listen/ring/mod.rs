@@ -12,6 +12,9 @@
 //! lane, the listener has ended the earlier lane of the same worker, so that no request of the
 //! earlier lane is executed after one of the new lane.
 //!
+//! A copy session is a connection of its own, opened by the same handshake: it names no worker. Its
+//! ends are threads (`copy`).
+//!
 //! [handshake]: Handshake
 
 mod accept;
@@ -20,10 +23,10 @@ mod dial;
 mod tests;
 
 pub(crate) use accept::{Accepted, accept};
-pub(crate) use dial::dial;
+pub(crate) use dial::{dial, dial_copy};
 
 use crate::ring::Ring;
-use cached_ring::hello::{Frame, Greeting, Refused, RefusedCode};
+use cached_ring::hello::{FEATURE_COPY, Frame, Greeting, Refused, RefusedCode};
 use connection::Transcript;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -116,7 +119,7 @@ fn greeting(ring: &Ring) -> Greeting {
     // Without random bytes, a recorded handshake could be repeated, so no lane is opened.
     getrandom::fill(&mut nonce).expect("random bytes from the operating system");
     Greeting {
-        features: 0,
+        features: FEATURE_COPY,
         nonce,
         incarnation: ring.incarnation,
         map_version: in_force.version,

@@ -9,7 +9,7 @@ use crate::worker::Worker;
 use cached_proto::meta::KeyBuffer;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use cached_ring::wire::{self, Kind};
-use cached_ring::{Asked, Flags, Slot, slot_of};
+use cached_ring::{Asked, Flags, Inbound, Slot, slot_of};
 
 /// A request of which parts are missing.
 pub(super) enum Arriving {
@@ -52,9 +52,16 @@ impl<'a> Decode<'a> {
     }
 }
 
-/// Returns whether a request may be executed: the slots of its keys are this node's own. `None` if
-/// no other node may ask for it.
-fn is_own(ring: &Ring, decode: &Decode<'_>, slot: Option<Slot>, flags: Flags) -> Option<bool> {
+/// Returns whether a request may be executed: the slots of its keys are this node's own, and no
+/// earlier request of them was refused that must be sent again before. `None` if no other node may ask
+/// for it.
+fn is_own(
+    ring: &Ring,
+    inbound: &mut Inbound,
+    decode: &Decode<'_>,
+    slot: Option<Slot>,
+    flags: Flags,
+) -> Option<bool> {
     let mut buffer = KeyBuffer::new();
     let target = match decode {
         Decode::Text(request) => exec::text_target(request, &mut buffer),
@@ -62,22 +69,40 @@ fn is_own(ring: &Ring, decode: &Decode<'_>, slot: Option<Slot>, flags: Flags) ->
         Decode::TextHead(header) => Target::Key(exec::body_key(header, &mut buffer)),
         Decode::BinaryHead(header) => Target::Key(header.key),
     };
-    match (target, slot) {
-        (Target::Every, None) if flags.has(Flags::EVERY) => Some(true),
-        // The other node has hashed the key.
-        (Target::Key(key), Some(slot)) => {
-            (!cfg!(debug_assertions) || slot_of(key) == slot).then(|| ring.owns(slot))
-        }
-        (Target::Keys(mut keys), Some(slot)) => {
-            let first = keys.next_key()?;
-            if cfg!(debug_assertions) && slot_of(first) != slot {
-                return None;
-            }
-            let others = std::iter::from_fn(|| keys.next_key());
-            Some(ring.owns(slot) && { others }.all(|key| ring.owns(slot_of(key))))
-        }
-        _ => None,
+    let (first, mut others) = match target {
+        Target::Every => return (slot.is_none() && flags.has(Flags::EVERY)).then_some(true),
+        Target::Key(key) => (key, None),
+        Target::Keys(mut keys) => (keys.next_key()?, Some(keys)),
+        _ => return None,
+    };
+    let slot = slot?;
+    // The other node has hashed the key.
+    if cfg!(debug_assertions) && slot_of(first) != slot {
+        return None;
     }
+    let mut has_others = false;
+    let mut is_own = ring.owns(slot) && !inbound.refuses(slot, flags);
+    while let Some(key) = others.as_mut().and_then(|keys| keys.next_key()) {
+        has_others = true;
+        let slot = slot_of(key);
+        is_own = is_own && ring.owns(slot) && !inbound.refuses(slot, flags);
+        if !is_own {
+            // The refusal of several keys holds no other request back.
+            return Some(false);
+        }
+    }
+    if is_own || !has_others {
+        inbound.decided(slot, flags, !is_own);
+    }
+    if has_others && flags.has(Flags::AGAIN)
+        && let Decode::Text(text::Request::Get(keys)) = decode
+    {
+        let mut keys = *keys;
+        while let Some(key) = keys.next_key() {
+            inbound.decided(slot_of(key), flags, false);
+        }
+    }
+    Some(is_own)
 }
 
 impl Worker {
@@ -138,7 +163,7 @@ impl Worker {
         let (decode, consumed, body_len) =
             Decode::of(flags, bytes).ok_or_else(|| fault("cannot be decoded"))?;
         let ring = self.shared.ring.as_ref();
-        let is_own = ring.and_then(|ring| is_own(ring, &decode, slot, flags));
+        let is_own = ring.and_then(|ring| is_own(ring, &mut lane.inbound, &decode, slot, flags));
         let is_own = is_own.ok_or_else(|| fault("is none for another node, or names the wrong slot"))?;
         let has_parts = flags.has(Flags::PARTS) || flags.has(Flags::HEAD);
         match (&decode, slot) {
@@ -271,6 +296,7 @@ impl Worker {
         match arriving {
             Arriving::Value { body, slot, collected } => {
                 if !self.shared.ring.as_ref().is_some_and(|ring| ring.owns(slot)) {
+                    lane.inbound.decided(slot, Flags::NONE, true);
                     return self.not_mine(id);
                 }
                 let begun = self.begin_reply();

@@ -1,0 +1,151 @@
+//! A copy session whose source is this node: what comes before and after the items.
+
+use super::{LOOK, is_ending, source, spawn};
+use crate::ring::{MIXED, Ring, SERVED_MAX};
+use crate::shared::Shared;
+use cached_ring::Move;
+use cached_ring::copy::{Frame, HEAD_BYTES, REFUSED_BYTES_MAX, frame};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The time in which the map with a move must come that a target already knows.
+const MAP_WITHIN: Duration = Duration::from_secs(2);
+
+/// The length of COPY, in bytes.
+const COPY_BYTES: usize = HEAD_BYTES + 8;
+
+/// Serves a copy session to the node `node` on a thread of its own. Both have said hello.
+pub(crate) fn accept(shared: &Arc<Shared>, node: String, socket: OwnedFd) {
+    spawn(shared, move |shared| {
+        let Some(ring) = &shared.ring else { return };
+        let stream = TcpStream::from(socket);
+        match serve(shared, ring, &node, &stream) {
+            Ok(()) => {}
+            Err(End::Refused(line)) => {
+                tracing::info!(node, "a copy session is refused: {line}");
+                let mut bytes = Vec::new();
+                let text = &line[..line.floor_char_boundary(REFUSED_BYTES_MAX)];
+                Frame::Refused { text }.encode(&mut bytes);
+                // The other node may have gone.
+                let _ = (&stream).write_all(&bytes);
+            }
+            Err(End::Failed(line)) => tracing::warn!(node, "a copy session has ended: {line}"),
+        }
+    });
+}
+
+/// Why a session has ended.
+enum End {
+    /// Nothing was sent, for this reason.
+    Refused(String),
+    /// It has failed.
+    Failed(String),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> End {
+        End::Failed(error.to_string())
+    }
+}
+
+/// A place among the sessions that this node serves. When it is dropped, the steward is told if the
+/// slots of the move are sealed.
+struct Place<'a> {
+    ring: &'a Ring,
+    id: Option<u64>,
+    is_committed: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.ring.end_serving(self.id, self.is_committed);
+    }
+}
+
+fn serve(shared: &Shared, ring: &Ring, node: &str, stream: &TcpStream) -> Result<(), End> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(shared.settings.ring.as_ref().map(|settings| settings.peer_timeout))?;
+    stream.set_read_timeout(Some(LOOK))?;
+    if !ring.begin_serving() {
+        return Err(End::Refused(format!("{SERVED_MAX} nodes are copying from it, as many as may at a time")));
+    }
+    let mut place = Place { ring, id: None, is_committed: false };
+    let id = read_copy(shared, stream)?;
+    let the_move = await_move(shared, ring, id, node)?;
+    place.id = Some(id);
+    let Some(flushes) = shared.kv.flushes() else {
+        return Err(End::Refused("it is about to flush all items, at a time that was given".into()));
+    };
+    let seal = || {
+        {
+            let is_handed_over = shared.is_handed_over.lock();
+            if *is_handed_over {
+                return false;
+            }
+            // A process that follows a crash does not know whether the target has committed.
+            shared.kv.set_mark(MIXED);
+            if !ring.seal(id) {
+                shared.kv.set_mark(ring.mark_now());
+                return false;
+            }
+        }
+        let passed = shared.connections.pass(&mut || !is_ending(shared));
+        // A flush that was executed before may have come to the target before some items.
+        passed && shared.kv.flushes() == Some(flushes)
+    };
+    let ends = || {
+        let is_flushed = || !ring.is_giving_sealed(id) && shared.kv.flushes() != Some(flushes);
+        is_ending(shared) || !ring.may_give(id) || is_flushed()
+    };
+    tracing::debug!(node, id, "a copy session begins");
+    source::serve(shared, stream, &the_move, &seal, &ends).map_err(|error| End::Failed(error.to_string()))?;
+    place.is_committed = true;
+    Ok(())
+}
+
+/// Reads COPY, and returns the id of the move.
+fn read_copy(shared: &Shared, mut stream: &TcpStream) -> Result<u64, End> {
+    let limit = shared.settings.ring.as_ref().map_or(MAP_WITHIN, |settings| settings.peer_timeout);
+    let deadline = Instant::now() + limit;
+    let (mut bytes, mut filled) = ([0; COPY_BYTES], 0);
+    while filled < COPY_BYTES {
+        match stream.read(&mut bytes[filled..]) {
+            Ok(0) => return Err(End::Failed("the other node has closed it".into())),
+            Ok(count) => filled += count,
+            Err(error) if is_pause(&error) && Instant::now() < deadline && !is_ending(shared) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match frame(&bytes, 0) {
+        Ok(Some((Frame::Copy { id }, _))) => Ok(id),
+        Ok(_) => Err(End::Failed("its first message is not COPY".into())),
+        Err(malformed) => Err(End::Failed(malformed.to_string())),
+    }
+}
+
+/// Returns the move once the map in force has it.
+fn await_move(shared: &Shared, ring: &Ring, id: u64, node: &str) -> Result<Move, End> {
+    let deadline = Instant::now() + MAP_WITHIN;
+    loop {
+        // Asked for before the look, so that no map is missed.
+        let next_map = ring.when_in_force(ring.map().version() + 1);
+        let line = match ring.giving(id, node) {
+            Ok(the_move) => return Ok(the_move),
+            Err(line) => line,
+        };
+        if Instant::now() >= deadline || is_ending(shared) {
+            return Err(End::Refused(line));
+        }
+        ring.events.outdated.notify_one();
+        // Slots may also become this node's own without another map.
+        let _ = next_map.recv_timeout(LOOK);
+    }
+}
+
+/// Returns whether nothing has come within the time of one read.
+pub(super) fn is_pause(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
