@@ -371,7 +371,8 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
     assert_eq!(with_ring(own), (true, own, false));
     assert_eq!(with_ring(0), (true, 1, true));
     assert_eq!(with_ring(1), (false, 1, true));
-    assert_eq!(with_ring(own ^ 1), (false, 1, true));
+    assert_eq!(with_ring(own ^ 2), (false, 1, true));
+    assert_eq!(with_ring(own | 1), (true, own | 1, true), "with items of other slots, which are removed");
     let without = |mark: u64| {
         let shared = shared(Settings { ring: None, ..settings("b", map(1, 1)) });
         shared.kv.set(b"key", b"value").unwrap();
@@ -379,5 +380,6 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
         adopt_items(&shared);
         (shared.kv.get(b"key").is_some(), shared.kv.mark())
     };
-    assert_eq!([without(0), without(own), without(1)], [(true, 0), (true, own), (false, 0)]);
+    assert_eq!([without(0), without(own), without(1), without(own | 1)],
+        [(true, 0), (true, own), (false, 0), (false, 0)]);
 }
