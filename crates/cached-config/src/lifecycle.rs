@@ -58,8 +58,8 @@ impl<'a> Waiting<'a> {
         (self.show)(&step.to_string());
     }
 
-    /// Reports why `what` fails, and returns the time of the next attempt.
-    pub(crate) async fn pause(&mut self, what: &str, cause: impl fmt::Display) {
+    /// Reports why `what` fails, and waits until the time of the next attempt.
+    pub async fn pause(&mut self, what: &str, cause: impl fmt::Display) {
         let cause = cause.to_string();
         notify(&format!("STATUS=Waiting for {what}: {cause}\nEXTEND_TIMEOUT_USEC=60000000"));
         self.step(format_args!("waiting for {what}: {cause}"));

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  start         reading the configuration again; the hand-over; the sidecar
+//!  ring          the steward of a ring whose map is in the registry
 //!  cli, config   command line and configuration file become a [`Config`]
 //!  process       user, memory, terminal, pid file, inherited sockets
 //! ```
@@ -12,6 +13,7 @@
 pub mod cli;
 pub mod config;
 pub mod process;
+pub mod ring;
 
 mod start;
 

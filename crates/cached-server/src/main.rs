@@ -12,10 +12,11 @@ use cached_process::reload::{LiveSecs, Reloader, Reloads};
 use cached_process::signals::{Requested, Signals};
 use cached_process::{Drain, Exit, Failure, first_panic, log_start, memory, panicked, watch_panics};
 use cached_server::cli::{self, Request};
-use cached_server::config::{AdminTable, Loaded, TracingTable};
+use cached_server::config::{AdminTable, Loaded, Secrets, TracingTable};
 use cached_server::hand_over::HandOver;
 use cached_server::process::Parent;
 use cached_server::reload::{self, Cached, LiveParts};
+use cached_server::ring::{Joined, Steward};
 use cached_server::sidecar::RunningSidecar;
 use cached_server::{Config, process};
 use cached_tracing::{Exporter, Origin};
@@ -152,7 +153,7 @@ fn serve(
     let exporter =
         config.file.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
     let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
-    let open_objects = |sockets| {
+    let open_objects = |config: &Config, secrets, sockets| {
         let Some(service) = config.service() else { return Ok(Some(None)) };
         let end = pin!(signals.end_requested("while the store is being opened"));
         match Objects::open(service, listeners, secrets, sockets, end, admin.as_ref(), tracer.as_ref()) {
@@ -160,6 +161,11 @@ fn serve(
             Ok(objects) => Ok(Some(Some(objects))),
             Err(error) => Err(error.failure(config.path.as_deref())),
         }
+    };
+    let join = |config: &Config, secrets: &Secrets| {
+        let end = pin!(signals.end_requested("while the registry is being read"));
+        let show = |line: &str| admin.iter().for_each(|admin| admin.health().set_starting(line));
+        Joined::join(config, secrets, end, show)
     };
     let is_taking_over = take_over.is_some();
     let start = MemoryFileStart::new(admin.as_deref());
@@ -173,22 +179,31 @@ fn serve(
             std::process::exit(0);
         }
     };
-    let (objects, mut server) = match take_over {
+    let (objects, mut server, joined) = match take_over {
         None => {
-            let Some(objects) = open_objects(None)? else { return Ok(()) };
+            let Some(joined) = join(&config, &secrets)? else { return Ok(()) };
+            joined.iter().for_each(|joined| config.set_ring_map(joined.map()));
+            let Some(objects) = open_objects(&config, secrets, None)? else { return Ok(()) };
             let settings = config.settings.clone();
-            (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?)
+            (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?, joined)
         }
         Some(mut take_over) => {
             let sockets =
                 ObjectSockets::take_over(config.service().as_ref(), take_over.take_object_sockets());
             let sockets = sockets.map_err(|error| error.failure(config.path.as_deref()))?;
-            let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
+            let mut server = PreparedServer::new(config.settings.clone(), logging, take_over, tls)?;
             server.wait_for_store()?;
-            let Some(objects) = open_objects(Some(sockets))? else { return Ok(()) };
-            (objects, server.take_over(&on_taking_over)?)
+            // From now on, the running process gives no slots to other nodes.
+            let Some(joined) = join(&config, &secrets)? else { return Ok(()) };
+            joined.iter().for_each(|joined| {
+                config.set_ring_map(joined.map());
+                server.set_ring_map(joined.map());
+            });
+            let Some(objects) = open_objects(&config, secrets, Some(sockets))? else { return Ok(()) };
+            (objects, server.take_over(&on_taking_over)?, joined)
         }
     };
+    let steward = joined.map(|joined| Steward::start(joined, server.live(), admin.as_deref())).transpose()?;
     let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref())?;
     let upgrades = if let Some(obstacle) = objects.as_ref().and_then(|objects| objects.control().obstacle()) {
         Err(obstacle)
@@ -201,9 +216,12 @@ fn serve(
     } else if std::process::id() == 1 {
         Err("process 1 cannot hand over: its end is the end of the container")
     } else {
-        let objects =
-            objects.as_ref().map(|objects| Arc::new(HandOver(objects.control())) as Arc<dyn ObjectHandOver>);
-        server.allow_upgrades(program, admin_sockets, objects);
+        let parts = HandOver {
+            objects: objects.as_ref().map(Objects::control),
+            ring: steward.as_ref().map(Steward::control),
+        };
+        let is_any = parts.objects.is_some() || parts.ring.is_some();
+        server.allow_upgrades(program, admin_sockets, is_any.then(|| Arc::new(parts) as Arc<dyn ObjectHandOver>));
         Ok(server.upgrader())
     };
     tracer.iter().for_each(|tracer| server.trace(tracer.clone()));
@@ -241,10 +259,13 @@ fn serve(
         if is_taking_over {
             write_pid_file();
         }
+        steward.iter().for_each(Steward::begin);
         parent.take().into_iter().for_each(Parent::serves);
     };
     let requests = Requests { signals: &signals, reloader: &reloader, upgrades };
-    let result = until_served(server, objects, sidecar, &requests, &addresses, admin.as_deref(), serving);
+    let parts = (objects, sidecar, steward.as_ref());
+    let result = until_served(server, parts, &requests, &addresses, admin.as_deref(), serving);
+    drop(steward);
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
         process::remove_pid_file(path);
     }
@@ -267,8 +288,7 @@ fn start_tracing(
 /// requests are no longer accepted; then dirty objects are stored.
 fn until_served(
     server: Server,
-    objects: Option<Objects>,
-    sidecar: Option<RunningSidecar>,
+    (objects, sidecar, steward): (Option<Objects>, Option<RunningSidecar>, Option<&Steward>),
     requests: &Requests<'_>,
     addresses: &str,
     admin: Option<&AdminServer>,
@@ -307,6 +327,7 @@ fn until_served(
         if first_panic().is_none() {
             serve_on(signals, &delay).await;
         }
+        steward.iter().for_each(|steward| steward.request_end());
         sidecar.iter().for_each(RunningSidecar::request_end);
         if let Some((objects, _)) = &shutdown {
             objects.end();

@@ -1,5 +1,5 @@
-//! `cluster`: the ring of nodes, as one of its nodes sees it; and the plan of another map, which asks
-//! no node.
+//! `cluster`: the ring of nodes, as one of its nodes sees it; and the plan of another map file, which
+//! asks no node.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,17 +11,21 @@ use serde_json::{Value, json};
 
 use crate::admin::list;
 use crate::command::Call;
+use crate::command::cluster_change::Change;
 use crate::output::Failure;
 
 #[derive(Subcommand)]
 pub(crate) enum Cluster {
-    /// Show the nodes: state, map, slots, items, hits; and the requests that the asked node has passed
-    /// to each of them.
+    /// Show the nodes: state, map, slots, items, hits; the requests that the asked node has passed to
+    /// each of them; and the moves of slots in progress.
     ///
     /// The exit code is 5 if a node is away (for some threads: partly), or has another map.
     Status,
-    /// Show which node owns which slots. The slot of a key is a part of the key's CRC-32.
+    /// Show which node owns which slots, and which of them move. The slot of a key is a part of the
+    /// key's CRC-32.
     Map,
+    #[command(flatten)]
+    Change(Change),
     /// Print a map file in which nodes have been added, removed or weighted, with the next version.
     ///
     /// It moves as few slots as possible: what moves is cold at the new owner, everything else stays.
@@ -54,6 +58,7 @@ impl Cluster {
     pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
         match self {
             Self::Plan(plan) => plan.run(call),
+            Self::Change(change) => change.run(call),
             Self::Map => {
                 let ring = call.admin()?.get("/ring.json")?;
                 call.output.write(runs(&ring), &ring)
@@ -113,6 +118,13 @@ fn status(ring: &Value) -> String {
     if purging.as_u64().is_some_and(|slots| slots > 0) {
         let _ = write!(shown, "\n{purging} slots are still being prepared at {}", text(&ring["node"]));
     }
+    for one in list(ring, "moves") {
+        let (from, to) = (text(&one["from"]), text(&one["to"]));
+        let _ = write!(shown, "\nmove {}: {} slots from {from} to {to}", one["id"], one["slot_count"]);
+    }
+    if ring["paused"] == true {
+        shown.push_str("\npaused: no further move begins");
+    }
     shown
 }
 
@@ -133,7 +145,10 @@ fn row(node: &Value) -> Vec<String> {
         text(&node["node"]).to_owned(),
         text(&node["state"]).to_owned(),
         or_dash(map),
-        node["slots"].to_string(),
+        match number("planned_slots").filter(|planned| Some(*planned) != number("slots")) {
+            Some(planned) => format!("{} → {planned}", node["slots"]),
+            None => node["slots"].to_string(),
+        },
         or_dash(number("items").map(|items| items.to_string())),
         or_dash(number("memory_bytes").map(|bytes| format!("{} MiB", bytes >> 20))),
         or_dash(hits.map(|(hits, gets)| format!("{:.1} %", 100.0 * hits as f64 / gets as f64))),
@@ -151,6 +166,9 @@ fn runs(ring: &Value) -> String {
     let mut shown = format!("ring {}, map {}", text(&ring["ring"]), ring["map_version"]);
     for run in list(ring, "runs") {
         let _ = write!(shown, "\n{}-{} {}", run["first"], run["last"], text(&run["owner"]));
+        if let Some(to) = run["moves_to"].as_str() {
+            let _ = write!(shown, " → {to}");
+        }
     }
     shown
 }
@@ -312,18 +330,26 @@ mod cluster_tests {
                   "memory_bytes": 64 << 20, "gets": 8, "hits": 6, "lanes": 0, "lanes_max": 0, "address": "h1:2" },
                 { "node": "bb", "state": "up", "map_version": 6, "has_same_map": false, "slots": 8192, "lanes": 4,
                   "lanes_max": 4, "done": 9, "lost": 1, "not_mine": 2, "away": 0, "round_trip_us": 130.0,
-                  "clock_ms": -3, "address": "h2:2" },
+                  "clock_ms": -3, "address": "h2:2", "planned_slots": 8192 },
+                { "node": "c", "state": "up", "map_version": 7, "has_same_map": true, "slots": 0, "lanes": 4,
+                  "lanes_max": 4, "address": "h3:2", "planned_slots": 5461 },
             ],
-            "runs": [{ "first": 0, "last": 8191, "owner": "a" }, { "first": 8192, "last": 16383, "owner": "bb" }],
+            "moves": [{ "id": 7, "from": "bb", "to": "c", "slots": "16000-16383", "slot_count": 384 }],
+            "paused": true,
+            "runs": [{ "first": 0, "last": 8191, "owner": "a" }, { "first": 8192, "last": 15999, "owner": "bb" },
+                { "first": 16000, "last": 16383, "owner": "bb", "moves_to": "c" }],
         });
         assert_eq!(
             status(&ring),
             "ring main, map 7, seen from a\n\
-             NODE  STATE  MAP  SLOTS  ITEMS  MEMORY  HITS    LANES  PASSED  FAILED  RTT      CLOCK  ADDRESS\n\
-             a     here   7    8192   5      64 MiB  75.0 %  -      -       -       -        -      h1:2\n\
-             bb    up     6!   8192   -      -       -       4/4    9       3       0.13 ms  -3 ms  h2:2"
+             NODE  STATE  MAP  SLOTS     ITEMS  MEMORY  HITS    LANES  PASSED  FAILED  RTT      CLOCK  ADDRESS\n\
+             a     here   7    8192      5      64 MiB  75.0 %  -      -       -       -        -      h1:2\n\
+             bb    up     6!   8192      -      -       -       4/4    9       3       0.13 ms  -3 ms  h2:2\n\
+             c     up     7    0 → 5461  -      -       -       4/4    0       0       -        -      h3:2\n\
+             move 7: 384 slots from bb to c\n\
+             paused: no further move begins"
         );
         assert_eq!(list(&ring, "nodes").iter().filter_map(trouble).collect::<Vec<_>>(), ["bb"]);
-        assert_eq!(runs(&ring), "ring main, map 7\n0-8191 a\n8192-16383 bb");
+        assert_eq!(runs(&ring), "ring main, map 7\n0-8191 a\n8192-15999 bb\n16000-16383 bb → c");
     }
 }

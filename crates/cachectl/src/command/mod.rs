@@ -2,6 +2,7 @@
 //! or a journal. The output and the opening of backends are elsewhere.
 
 mod cluster;
+mod cluster_change;
 mod contexts;
 mod doctor;
 mod insight;
@@ -195,8 +196,8 @@ pub(crate) enum Command {
     /// List the documents of the registry with which hosts elect the writer: key, revision, lease and
     /// value, through the admin listener of a cached with writer = "elected" (--admin).
     Registry,
-    /// Show the ring of nodes to which a running cached belongs, through its admin listener (--admin);
-    /// or plan another map of the ring, offline.
+    /// Show the ring of nodes to which a running cached belongs, or change it, through the admin
+    /// listener of a node (--admin); or plan another map file of a ring, offline.
     #[command(subcommand)]
     Cluster(cluster::Cluster),
     /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running

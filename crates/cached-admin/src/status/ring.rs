@@ -20,6 +20,10 @@ pub struct RingPart {
     /// or waits until other nodes have the map. In the meantime, requests for these slots are
     /// treated as if their owner was away.
     pub purging_slots: u64,
+    /// Whether no further move of slots begins.
+    pub paused: bool,
+    /// The moves of slots in progress.
+    pub moves: Vec<RingMove>,
     /// All nodes of the map, in the order of their names.
     pub nodes: Vec<RingNode>,
     /// The runs of slots in their order; only in `/ring.json`.
@@ -44,6 +48,10 @@ pub struct RingNode {
     pub weight: u32,
     /// The number of slots that the node owns in the map in force here.
     pub slots: u64,
+    /// The number of slots that the node owns once all moves are made that the weights imply; only in
+    /// `/ring.json`, and only in a ring whose map is in the registry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_slots: Option<u64>,
     /// The version of the map in force at the node, as the node has last reported it.
     pub map_version: Option<u64>,
     /// Whether that map is the one in force here.
@@ -98,6 +106,21 @@ pub struct RingFigures {
     pub uptime_secs: u64,
 }
 
+/// A move of slots, with their items, from their owner to another node.
+#[derive(Clone, Debug, Serialize)]
+pub struct RingMove {
+    /// The version of the map in which the move began.
+    pub id: u64,
+    /// The owner, until the move is committed.
+    pub from: String,
+    /// The next owner.
+    pub to: String,
+    /// The slots, as runs: `0-63,128`.
+    pub slots: String,
+    /// The number of these slots.
+    pub slot_count: u64,
+}
+
 /// Successive slots of one owner.
 #[derive(Clone, Debug, Serialize)]
 pub struct RingRun {
@@ -107,4 +130,7 @@ pub struct RingRun {
     pub last: u16,
     /// The name of the owner.
     pub owner: String,
+    /// The name of the node to which the slots move, if they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moves_to: Option<String>,
 }

@@ -98,7 +98,8 @@ impl File {
     /// Checks the tables, and returns the settings.
     fn check(&self) -> Result<Settings, ConfigError> {
         let settings = self.settings()?;
-        self.ring.as_ref().map_or(Ok(()), RingTable::check)?;
+        let (registry, objects) = (self.registry.as_ref(), self.objects.as_ref());
+        self.ring.as_ref().map_or(Ok(()), |ring| ring.check(registry, objects))?;
         self.objects.as_ref().map_or(Ok(()), ObjectsTable::check)?;
         self.admin.as_ref().map_or(Ok(()), AdminTable::check)?;
         self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;
@@ -114,8 +115,7 @@ impl File {
             volumes.check(self.objects.as_ref())?;
         }
         self.nbd.as_ref().map_or(Ok(()), |nbd| nbd.check(self.volumes.as_ref()))?;
-        let objects = self.objects.as_ref();
-        check_election(objects, self.registry.as_ref(), self.synapse.as_ref())?;
+        check_election(objects, registry, self.synapse.as_ref())?;
         let is_shared = self.shared_memory.is_some() && objects.is_some_and(is_elected);
         require(!is_shared, "shared_memory", || {
             "cannot be used with writer = \"elected\": a standby has no object cache to share memory with"

@@ -51,6 +51,7 @@ use cached_memcached::exit_of_memory_file;
 use cached_memcached::settings::{ListenAddress, RingSettings, Settings};
 use cached_objects::is_elected;
 use cached_process::{Exit, Failure};
+use cached_ring::Map;
 use cached_tls::ServerTls;
 use ring::RingTable;
 use std::path::PathBuf;
@@ -87,6 +88,13 @@ impl Config {
     pub fn join(&mut self, ring: Option<RingSettings>) {
         self.settings.notes.extend(ring.iter().flat_map(ring::warnings));
         self.settings.ring = ring.map(Arc::new);
+    }
+
+    /// Replaces the map of the ring, if the server belongs to one.
+    pub fn set_ring_map(&mut self, map: Arc<Map>) {
+        if let Some(ring) = &self.settings.ring {
+            self.settings.ring = Some(Arc::new(RingSettings { map, ..RingSettings::clone(ring) }));
+        }
     }
 
     /// Returns the number of descriptors that connections and the object cache may need.
@@ -171,7 +179,7 @@ impl Config {
             let mistake = |error| self.mistake(ConfigError::new("process.user", error), Exit::NoUser);
             found.map_err(mistake)?;
         }
-        let ring = self.file.ring.as_ref().map(|table| table.load(settings)).transpose();
+        let ring = self.file.ring.as_ref().map(|table| table.load(settings, &self.file)).transpose();
         let ring = ring.map_err(|error| self.mistake(error, Exit::Configuration))?;
         let addresses = self.addresses(ring.as_ref());
         check_addresses(&addresses).map_err(|error| self.mistake(error, Exit::Usage))?;

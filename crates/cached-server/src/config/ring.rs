@@ -1,17 +1,21 @@
-//! `[ring]`: the ring of nodes to which the server belongs. The table names a file with the ring's
-//! map, and files with the secrets by which the nodes recognise each other.
+//! `[ring]`: the ring of nodes to which the server belongs. The table names this node, its addresses
+//! in a ring whose map is in the registry or else a file with the map, and files with the secrets by
+//! which the nodes recognise each other.
 
-use super::memcached;
+use super::{File, memcached};
 use cached_config::{
-    ConfigError, Listening, exposure, invalid, require, secret, secret_warning, with_defaults, within,
+    BackendTable, ConfigError, Listening, ObjectsTable, exposure, invalid, require, secret, secret_warning,
+    with_defaults, within,
 };
 use cached_memcached::settings::{
     ClientCertificates, ListenAddress, ListenTls, RingSecrets, RingSettings, Settings,
 };
+use cached_objects::is_elected;
 use cached_process::Exit;
-use cached_registry::{Error, documents};
-use cached_ring::{Map, check_name, host_and_port};
+use cached_registry::{Error, RegistryTable, documents};
+use cached_ring::{Map, Node, WEIGHT_MAX, check_name, host_and_port, planned};
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,12 +28,20 @@ with_defaults! {
     pub struct RingTable {
         /// The name of this node in the map; if empty, the host's name.
         pub node: String = String::new(),
-        /// The file with the map; required.
-        pub map_file: PathBuf = PathBuf::new(),
-        /// The name of the ring, of which the file may contain several.
+        /// The name of the ring, of which the registry or the file may contain several.
         pub name: String = "main".into(),
-        /// The addresses at which other nodes are accepted, `host:port`; if empty, this node's `ring`
-        /// address in the map.
+        /// The address at which other nodes reach this one, `host:port`, in a ring whose map is in the
+        /// registry.
+        pub address: String = String::new(),
+        /// The address at which clients reach this node, in a ring whose map is in the registry; if
+        /// empty, the first address of memcached's listeners that names a host.
+        pub clients: String = String::new(),
+        /// This node's share of the slots relative to other nodes', when it joins.
+        pub weight: u32 = 1,
+        /// The file with the map; if empty, the map is in the registry.
+        pub map_file: PathBuf = PathBuf::new(),
+        /// The addresses at which other nodes are accepted, `host:port`; if empty, the address at
+        /// which they reach this node.
         pub listen: Vec<String> = Vec::new(),
         /// The file with the secret that all nodes share.
         pub secret_file: PathBuf = PathBuf::new(),
@@ -69,19 +81,35 @@ impl RingTable {
         if self.node.is_empty() { synapse::host_name() } else { self.node.clone() }
     }
 
+    /// Returns whether the map is in the registry, where nodes and operators change it.
+    pub(crate) fn is_in_registry(&self) -> bool {
+        self.map_file.as_os_str().is_empty()
+    }
+
     /// Checks the table; the files that it names are not read.
     ///
     /// # Errors
     /// Returns the first key with an invalid value.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(
+        &self,
+        registry: Option<&RegistryTable>,
+        objects: Option<&ObjectsTable>,
+    ) -> Result<(), ConfigError> {
         check_name(&self.name).map_err(|error| ConfigError::new("ring.name", error))?;
         check_name(&self.node()).map_err(|error| {
             let default = if self.node.is_empty() { "is the host's name by default: " } else { "" };
             ConfigError::new("ring.node", format!("{default}{error}"))
         })?;
-        require(!self.map_file.as_os_str().is_empty(), "ring.map_file", || {
-            "is missing; it must name a file with the map of the ring".into()
-        })?;
+        match self.is_in_registry() {
+            true => check_registry(registry, objects)?,
+            false => {
+                let own = [("ring.address", &self.address), ("ring.clients", &self.clients)];
+                let set = own.into_iter().find(|(_, text)| !text.is_empty()).map(|(key, _)| key);
+                let set = set.or((self.weight != 1).then_some("ring.weight"));
+                set.map_or(Ok(()), |key| invalid(key, "is set with map_file, whose map says it; set one of the two"))?;
+            }
+        }
+        within("ring.weight", self.weight, 0..=WEIGHT_MAX)?;
         self.listen.iter().try_for_each(|text| listen_address(text).map(drop))?;
         within("ring.peer_timeout_ms", self.peer_timeout_ms, 100..=60_000)?;
         within("ring.connect_timeout_ms", self.connect_timeout_ms, 10..=60_000)?;
@@ -94,7 +122,10 @@ impl RingTable {
     /// Returns the problem with a file: a mistake in the map, a map without this node, a secret that
     /// is too short or missing.
     fn read(&self, node: &str, settings: &Settings) -> Result<RingFiles, ConfigError> {
-        let map = self.read_map(node)?;
+        let map = match self.is_in_registry() {
+            true => self.alone(node, settings)?,
+            false => self.read_map(node)?,
+        };
         let current = secret("ring.secret_file", &self.secret_file)?;
         let previous = secret("ring.secret_file_previous", &self.secret_file_previous)?;
         if current.is_none() && previous.is_some() {
@@ -126,6 +157,27 @@ impl RingTable {
             .or_else(|| has_certificates.then(|| "clients need a certificate".into()))
     }
 
+    /// Returns the map of a ring with this node only, for use until the registry is read.
+    fn alone(&self, node: &str, settings: &Settings) -> Result<Map, ConfigError> {
+        require(!self.address.is_empty(), "ring.address", || {
+            "is missing; without map_file it must be HOST:PORT, as other nodes reach this one".into()
+        })?;
+        let ring = reachable("ring.address", &self.address)?;
+        let address = match self.clients.is_empty() {
+            false => reachable("ring.clients", &self.clients)?,
+            true => {
+                let addresses = settings.listen.iter().map(memcached::plain_address);
+                addresses.into_iter().find_map(|text| reachable("ring.clients", &text).ok()).ok_or_else(|| {
+                    let why = "is missing; no listener of memcached names a host, so it must be HOST:PORT, as \
+                               clients reach this node";
+                    ConfigError::new("ring.clients", why)
+                })?
+            }
+        };
+        let node = Node { name: node.to_owned(), ring, address, weight: self.weight, term: 0 };
+        planned(&self.name, 1, vec![node], None).map_err(|error| ConfigError::new("ring", error))
+    }
+
     fn read_map(&self, node: &str) -> Result<Map, ConfigError> {
         let documents = documents(&self.map_file).map_err(|error| {
             let is_mistake = !matches!(error, Error::Unavailable(_));
@@ -151,7 +203,11 @@ impl RingTable {
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and the key whose value does not allow a ring.
-    pub(crate) fn load(&self, settings: &Settings) -> Result<RingSettings, ConfigError> {
+    pub(crate) fn load(&self, settings: &Settings, file: &File) -> Result<RingSettings, ConfigError> {
+        if self.is_in_registry() {
+            let backend = file.objects.as_ref().and_then(|objects| objects.backend.as_ref());
+            check_store(file.registry.as_ref(), backend)?;
+        }
         let has_listener = !settings.listen.is_empty() || settings.unix_path.is_some();
         require(has_listener, "ring", || {
             "requires a listener for memcached's clients; set memcached.listen (-p, -l)".into()
@@ -178,7 +234,8 @@ impl RingTable {
         })
     }
 
-    /// Reads the files for the running node `node`, whose map is `in_force`.
+    /// Reads the files for the running node `node`, whose map is `in_force`. A map in the registry is
+    /// not read.
     ///
     /// # Errors
     /// Returns the errors of [`read`](Self::read), and the reason why the map cannot replace the one
@@ -190,6 +247,9 @@ impl RingTable {
         settings: &Settings,
     ) -> Result<RingFiles, ConfigError> {
         let files = self.read(node, settings)?;
+        if self.is_in_registry() {
+            return Ok(RingFiles { map: in_force.clone(), ..files });
+        }
         files.map.check_successor(in_force, node).map_err(|error| self.wrong_map(error))?;
         let (now, after) = (self.listen_texts(node, in_force), self.listen_texts(node, &files.map));
         match now == after {
@@ -211,14 +271,20 @@ impl RingTable {
 
     /// Returns the addresses for a check of all listeners.
     pub(crate) fn listening(&self, ring: &RingSettings) -> Vec<Listening> {
-        let key = if self.listen.is_empty() { "ring.map_file" } else { "ring.listen" };
+        let key = match (self.listen.is_empty(), self.is_in_registry()) {
+            (false, _) => "ring.listen",
+            (true, true) => "ring.address",
+            (true, false) => "ring.map_file",
+        };
         let of = |address: &ListenAddress| Listening::tcp(key, address.host.as_deref(), address.port);
         ring.listen.iter().map(of).collect()
     }
 
-    /// Returns the number of descriptors that listeners and connections between nodes may need.
+    /// Returns the number of descriptors that listeners and connections between nodes may need. To a
+    /// ring whose map is in the registry, nodes can be added at any time.
     pub(crate) fn descriptors_max(&self, map: &Map, threads: usize) -> usize {
-        let peers = map.nodes().len().saturating_sub(1);
+        let least = if self.is_in_registry() { NODES_WITHOUT_WARNING } else { 1 };
+        let peers = map.nodes().len().max(least) - 1;
         self.listen.len().max(1) + peers * (threads + self.peer_lanes_max as usize)
     }
 
@@ -226,6 +292,50 @@ impl RingTable {
     pub(crate) fn secret_warnings(&self) -> impl Iterator<Item = String> + '_ {
         [&self.secret_file, &self.secret_file_previous].into_iter().filter_map(|path| secret_warning(path))
     }
+}
+
+/// Checks that the map of a ring can be in the registry.
+fn check_registry(
+    registry: Option<&RegistryTable>,
+    objects: Option<&ObjectsTable>,
+) -> Result<(), ConfigError> {
+    match registry {
+        None => invalid(
+            "ring",
+            "needs a [registry] that all nodes share, for example kind = \"etcd\", or a map_file",
+        ),
+        Some(RegistryTable::File(_)) => invalid(
+            "registry.kind",
+            "is \"file\", which nodes cannot change; a ring needs etcd, disk or store, or ring.map_file",
+        ),
+        Some(RegistryTable::Disk(_)) if objects.is_some_and(is_elected) => invalid(
+            "registry.kind",
+            "is \"disk\", which cannot serve both [ring] and the election of the writer in one process; use etcd or store",
+        ),
+        Some(_) => Ok(()),
+    }
+}
+
+/// Checks that other nodes reach the store of the registry, if it is in a store.
+fn check_store(registry: Option<&RegistryTable>, backend: Option<&BackendTable>) -> Result<(), ConfigError> {
+    match (registry, backend) {
+        (Some(RegistryTable::Store(_)), None) => {
+            invalid("registry.kind", "is \"store\", but there is no [objects.backend]")
+        }
+        (Some(RegistryTable::Store(_)), Some(backend @ (BackendTable::Memory(_) | BackendTable::File(_)))) => {
+            let why = format!("is \"store\", but other nodes do not reach the store {backend}; use etcd or disk");
+            invalid("registry.kind", why)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the text if other hosts can connect to the address.
+fn reachable(key: &str, text: &str) -> Result<String, ConfigError> {
+    let is_told = host_and_port(text)
+        .is_some_and(|(host, _)| !host.parse::<IpAddr>().is_ok_and(|host| host.is_unspecified()));
+    let expected = "expected HOST:PORT or [V6]:PORT, as others reach this node";
+    require(is_told, key, || format!("is {text:?}; {expected}")).map(|()| text.to_owned())
 }
 
 /// Returns warnings about the ring.
@@ -263,7 +373,7 @@ fn listen_address(text: &str) -> Result<ListenAddress, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, File};
+    use crate::config::Config;
     use std::path::Path;
 
     const MAP: &str = "\
@@ -403,12 +513,8 @@ mod tests {
             files.mistake(&previous),
             format!("{table}.secret_file_previous: is set without secret_file; set both")
         );
-        let no_map =
-            File::parse(Path::new("cached.toml"), "[ring]\nnode = \"a\"").expect_err("no map").to_string();
-        assert_eq!(
-            no_map,
-            format!("{table}.map_file: is missing; it must name a file with the map of the ring")
-        );
+        let both = files.mistake("node = \"a\"\nweight = 2");
+        assert_eq!(both, format!("{table}.weight: is set with map_file, whose map says it; set one of the two"));
         files.write("users", "app:secret\n");
         let password = format!("node = \"a\"\n[memcached]\n{}", files.key("auth_file", "users"));
         let needs = "so the nodes must share a secret, for example the output of: openssl rand -hex 32";
@@ -432,6 +538,91 @@ mod tests {
             files.mistake("node = \"a\""),
             format!("{table}.map_file: DIR/map: No such file or directory")
         );
+    }
+
+    /// Loads a configuration of a ring without a map file.
+    fn in_registry(ring: &str, more: &str) -> Result<RingSettings, String> {
+        let text = format!("[ring]\nnode = \"a\"\n{ring}\n{more}");
+        let file = File::parse(Path::new("cached.toml"), &text).map_err(|error| error.to_string())?;
+        let mut settings = file.settings().expect("settings");
+        settings.listen = ["*:21211", "127.0.0.1:21212"].map(|text| listen_address(text).expect(text)).into();
+        let config = Config { settings, file, path: Some("cached.toml".into()), ..Config::default() };
+        let loaded = config.load().map_err(|failure| failure.to_string())?;
+        Ok(loaded.ring.expect("a ring"))
+    }
+
+    const DISK: &str = "[registry]\nkind = \"disk\"\npath = \"/no/such/disk\"\nnodes = 2";
+
+    #[test]
+    fn without_a_map_file_the_map_is_in_the_registry_which_a_check_does_not_open() {
+        let ring = in_registry("address = \"127.0.0.1:21311\"\nweight = 3", DISK).expect("settings");
+        let own = &ring.map.nodes()[0];
+        assert_eq!((own.name.as_str(), own.ring.as_str(), own.weight), ("a", "127.0.0.1:21311", 3));
+        assert_eq!(own.address, "127.0.0.1:21212", "the first one that names a host");
+        assert_eq!((ring.listen[0].host.as_deref(), ring.listen[0].port), (Some("127.0.0.1"), 21311));
+        let clients = "address = \"127.0.0.1:21311\"\nclients = \"cache.example:1\"\nlisten = [\"127.0.0.1:7\"]";
+        let ring = in_registry(clients, DISK).expect("settings");
+        assert_eq!((ring.map.nodes()[0].address.as_str(), ring.listen[0].port), ("cache.example:1", 7));
+    }
+
+    #[test]
+    fn a_mistake_of_a_ring_in_the_registry_is_one_line() {
+        let address = "address = \"127.0.0.1:21311\"";
+        for (ring, more, line) in [
+            (
+                address,
+                "",
+                "ring: needs a [registry] that all nodes share, for example kind = \"etcd\", or a map_file",
+            ),
+            (
+                address,
+                "[registry]\nkind = \"file\"\npath = \"/f\"",
+                "registry.kind: is \"file\", which nodes cannot change; a ring needs etcd, disk or store, or ring.map_file",
+            ),
+            (
+                address,
+                "[registry]\nkind = \"store\"",
+                "registry.kind: is \"store\", but there is no [objects.backend]",
+            ),
+            (
+                address,
+                "[registry]\nkind = \"store\"\n[objects.backend]\nkind = \"memory\"",
+                "registry.kind: is \"store\", but other nodes do not reach the store memory:; use etcd or disk",
+            ),
+            (
+                "",
+                DISK,
+                "ring.address: is missing; without map_file it must be HOST:PORT, as other nodes reach this one",
+            ),
+            (
+                "address = \"0.0.0.0:21311\"",
+                DISK,
+                "ring.address: is \"0.0.0.0:21311\"; expected HOST:PORT or [V6]:PORT, as others reach this node",
+            ),
+            (
+                "address = \"127.0.0.1:21311\"\nclients = \"*:1\"",
+                DISK,
+                "ring.clients: is \"*:1\"; expected HOST:PORT or [V6]:PORT, as others reach this node",
+            ),
+            (
+                "address = \"127.0.0.1:21311\"\nweight = 10001",
+                DISK,
+                "ring.weight: is 10001; it must be between 0 and 10000",
+            ),
+            (
+                "address = \"127.0.0.1:21212\"",
+                DISK,
+                "ring.address: 127.0.0.1:21212 is also an address of memcached.listen",
+            ),
+            (
+                "address = \"10.0.0.1:21311\"",
+                DISK,
+                "ring.secret_file: is missing; 10.0.0.1:21311 can be reached from other machines, so the nodes must",
+            ),
+        ] {
+            let mistake = in_registry(ring, more).expect_err(line);
+            assert!(mistake.starts_with(&format!("cached.toml: {line}")), "{mistake}");
+        }
     }
 
     #[test]

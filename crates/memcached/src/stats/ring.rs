@@ -4,9 +4,9 @@
 use super::Sink;
 use crate::ring::{Direction, MapInForce, MoveReport, PeerReport, Ring, RingReport};
 use crate::shared::Shared;
-use cached_admin::status::ring::{RingFigures, RingNode, RingPart, RingRun};
+use cached_admin::status::ring::{RingFigures, RingMove, RingNode, RingPart, RingRun};
 use cached_metrics::{Families, Label, Value};
-use cached_ring::{Map, Node, Report};
+use cached_ring::{Map, Move, Node, Report, Slot, planned};
 
 /// Returns what this node reports about itself, to other nodes as well. Workers make a report for
 /// each PING, between requests of clients, so it takes no pass over the regions of the store.
@@ -176,8 +176,20 @@ pub(super) fn part(shared: &Shared, ring: &Ring, with_runs: bool) -> RingPart {
     let (report, map) = (ring.report(), ring.map());
     let counts = map.counts();
     let nodes = map.nodes().iter().zip(counts).map(|(node, slots)| node_of(shared, &report, node, slots));
+    let mut nodes: Vec<RingNode> = nodes.collect();
+    // A map file says who owns what, whatever the weights are.
+    let follows_weights = map.nodes().iter().any(|node| node.term != 0 && node.weight > 0);
+    if with_runs
+        && follows_weights
+        && let Ok(planned) = planned(map.ring(), map.version(), map.nodes().to_vec(), Some(&map))
+    {
+        let counts = planned.counts().into_iter();
+        nodes.iter_mut().zip(counts).for_each(|(node, slots)| node.planned_slots = Some(slots as u64));
+    }
     RingPart {
-        nodes: nodes.collect(),
+        nodes,
+        paused: map.is_paused(),
+        moves: map.moves().iter().map(|one| move_of(&map, one)).collect(),
         runs: if with_runs { runs(&map) } else { Vec::new() },
         map_version: report.map.version,
         map_digest: hex(report.map),
@@ -188,13 +200,32 @@ pub(super) fn part(shared: &Shared, ring: &Ring, with_runs: bool) -> RingPart {
     }
 }
 
+fn move_of(map: &Map, of: &Move) -> RingMove {
+    let name = |node| map.node(node).name.clone();
+    let Move { id, from, to, slots } = of;
+    let slot_count = slots.len() as u64;
+    RingMove { id: *id, from: name(*from), to: name(*to), slots: slots.to_string(), slot_count }
+}
+
+/// Returns runs of slots that have one owner and move to one node, or do not move.
 fn runs(map: &Map) -> Vec<RingRun> {
-    let run = |run: cached_ring::Run| RingRun {
-        first: run.first.number(),
-        last: run.last.number(),
-        owner: map.node(run.owner).name.clone(),
-    };
-    map.runs().map(run).collect()
+    let mut runs: Vec<RingRun> = Vec::new();
+    for slot in Slot::all() {
+        let (owner, moves_to) = (map.owner(slot), map.move_of(slot).map(|one| one.to));
+        let name = |node| map.node(node).name.as_str();
+        match runs.last_mut() {
+            Some(run) if run.owner == name(owner) && run.moves_to.as_deref() == moves_to.map(name) => {
+                run.last = slot.number();
+            }
+            _ => runs.push(RingRun {
+                first: slot.number(),
+                last: slot.number(),
+                owner: name(owner).to_owned(),
+                moves_to: moves_to.map(|node| name(node).to_owned()),
+            }),
+        }
+    }
+    runs
 }
 
 fn node_of(shared: &Shared, report: &RingReport, node: &Node, slots: usize) -> RingNode {

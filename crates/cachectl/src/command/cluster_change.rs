@@ -1,0 +1,119 @@
+//! `cluster weight`, `drain`, `remove`, `fail`, `pause` and `resume`: changes of a ring whose map is in
+//! the registry, through the admin listener of one of its nodes.
+
+use std::time::{Duration, Instant};
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use crate::admin::{Admin, list};
+use crate::command::Call;
+use crate::output::{Failure, Progress};
+
+/// The interval at which the progress of a drain is asked for.
+const LOOK: Duration = Duration::from_millis(200);
+
+#[derive(Subcommand)]
+pub(crate) enum Change {
+    /// Set a node's share of the slots, relative to other nodes': slots then move, with their items.
+    Weight {
+        /// The name of the node.
+        node: String,
+        /// The weight, 0 to 10000.
+        weight: u32,
+    },
+    /// Set a node's weight to 0, and wait until all of its slots have moved to other nodes.
+    ///
+    /// Clients notice nothing. If --timeout passes first, the exit code is not 0, and slots go on
+    /// moving.
+    Drain {
+        /// The name of the node.
+        node: String,
+        /// Return at once.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Remove a node that owns no slots, after a drain. Stop its process afterwards.
+    Remove {
+        /// The name of the node.
+        node: String,
+    },
+    /// Give the slots of a lost node to the other nodes at once. ITS ITEMS ARE LOST.
+    ///
+    /// Stop the node's process first, if it may still run: while the other nodes cannot reach it, it
+    /// would go on to answer its own clients with what it has. If the node starts again, it keeps
+    /// nothing, and owns nothing until it has a weight.
+    Fail {
+        /// The name of the node.
+        node: String,
+        /// Confirm that the process is stopped, and that its items are given up.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Let no further move of slots begin; moves that have begun go on.
+    Pause,
+    /// Let moves of slots begin again.
+    Resume,
+}
+
+impl Change {
+    pub(crate) fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let admin = call.admin()?;
+        let named = |node: &str| json!({ "node": node });
+        let (path, body, done) = match self {
+            Self::Weight { node, weight } => {
+                ("weight", json!({ "node": node, "weight": weight }), format!("node {node} has weight {weight}"))
+            }
+            Self::Drain { node, .. } => {
+                ("weight", json!({ "node": node, "weight": 0 }), format!("node {node} has weight 0"))
+            }
+            Self::Remove { node } => ("remove", named(node), format!("node {node} is removed; stop its process")),
+            Self::Fail { node, yes } => {
+                let ring = admin.get("/ring.json")?;
+                let slots = find(&ring, node).map_or(0, |found| found["slots"].as_u64().unwrap_or(0));
+                if !yes {
+                    return Err(Failure::usage(format!(
+                        "the items of {slots} slots of node {node} would be lost; stop its process, then repeat the \
+                         command with --yes"
+                    )));
+                }
+                ("fail", named(node), format!("node {node} is struck off: the items of {slots} slots are lost"))
+            }
+            Self::Pause => ("pause", json!({}), "no further move begins".into()),
+            Self::Resume => ("resume", json!({}), "moves begin again".into()),
+        };
+        let answer = admin.post(&format!("/ring/{path}"), &body)?;
+        match self {
+            Self::Drain { node, no_wait: false } => {
+                wait(&admin, node, call.timeout)?;
+                call.output.write(format!("node {node} owns no slots"), &answer)
+            }
+            _ => call.output.write(format!("{done} (map {})", answer["map_version"]), &answer),
+        }
+    }
+}
+
+fn find<'a>(ring: &'a Value, node: &str) -> Option<&'a Value> {
+    list(ring, "nodes").iter().find(|found| found["node"] == node)
+}
+
+/// Waits until a node owns no slots.
+fn wait(admin: &Admin, node: &str, timeout: Option<Duration>) -> Result<(), Failure> {
+    let (began, mut progress, mut first) = (Instant::now(), Progress::of_steps(), None);
+    loop {
+        let ring = admin.get("/ring.json")?;
+        let Some(found) = find(&ring, node) else { return Ok(()) };
+        let left = found["slots"].as_u64().unwrap_or(0);
+        if left == 0 {
+            return Ok(());
+        }
+        let total = *first.get_or_insert(left);
+        progress.reach(total.saturating_sub(left), total);
+        if timeout.is_some_and(|timeout| began.elapsed() + LOOK >= timeout) {
+            let paused = if ring["paused"] == true { "; the ring is paused" } else { "" };
+            let line = format!("node {node} still owns {left} slots, which go on moving{paused}");
+            return Err(Failure::admin(admin.url(), None, line));
+        }
+        std::thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,329 @@
+//! How a node becomes a part of the ring when its process starts: the first node makes the documents,
+//! and owns all slots; each further node adds its own document, and owns nothing yet.
+
+use super::documents::{Documents, DocumentsError};
+use crate::config::{Config, Secrets};
+use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
+use cached_memcached::settings::RingSettings;
+use cached_process::{Exit, Failure};
+use cached_registry::{Error, Registry, RegistryTable};
+use cached_ring::{Map, Node};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+
+/// A node that has joined its ring, whose map is in the registry, before its server is open.
+#[expect(missing_debug_implementations, reason = "a runtime and a store show nothing")]
+pub struct Joined {
+    pub(super) runtime: Runtime,
+    pub(super) table: RegistryTable,
+    /// The store of the registry, if it is in a store.
+    pub(super) store: Option<Store>,
+    pub(super) documents: Documents,
+    /// The name of this node.
+    pub(super) node: String,
+    /// The time for which the hand-over to another process waits for moves.
+    pub(super) hand_over_max: Duration,
+}
+
+impl Joined {
+    /// Opens the registry and joins the ring that the configuration describes. Retries while the
+    /// registry is away; each reason is passed to `show`. Returns `None` if `end` is ready first, and
+    /// `Some(None)` if there is no ring whose map is in the registry.
+    ///
+    /// # Errors
+    /// Returns the line about a registry that cannot be used, or a node that cannot join.
+    pub fn join(
+        config: &Config,
+        secrets: &Secrets,
+        end: Pin<&mut dyn Future<Output = ()>>,
+        show: impl Fn(&str),
+    ) -> Result<Option<Option<Joined>>, Failure> {
+        let ring = config.file.ring.as_ref().filter(|table| table.is_in_registry());
+        let (Some(_), Some(settings), Some(table)) = (ring, &config.settings.ring, &config.file.registry) else {
+            return Ok(Some(None));
+        };
+        let trouble = |error| Failure::new(Exit::Trouble, error);
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
+        let mut waiting = Waiting::new(show);
+        let joined = runtime.block_on(async {
+            let joined = async {
+                let (store, registry) = open(config, table, secrets, &mut waiting).await?;
+                let documents = Documents::new(settings.map.ring(), registry);
+                join(&documents, settings, &mut waiting).await?;
+                Ok((store, documents))
+            };
+            tokio::select! {
+                joined = joined => joined.map(Some),
+                () = end => Ok(None),
+            }
+        });
+        if !matches!(joined, Ok(Some(_))) {
+            // An attempt to open the store may hang, so nothing waits for it.
+            runtime.shutdown_background();
+            let joined: Result<_, ConfigError> = joined;
+            return joined.map(|_| None).map_err(|error| config.mistake(error, Exit::Configuration));
+        }
+        let Ok(Some((store, documents))) = joined else { unreachable!("returned above") };
+        Ok(Some(Some(Joined {
+            runtime,
+            table: table.clone(),
+            store,
+            documents,
+            node: settings.node.clone(),
+            hand_over_max: Duration::from_secs(config.settings.upgrade_timeout_secs),
+        })))
+    }
+
+    /// Returns the latest map, of which this node is a part.
+    pub fn map(&self) -> Arc<Map> {
+        self.documents.latest().borrow().clone().expect("the node has joined")
+    }
+}
+
+/// Opens the registry, and the store that it is in.
+async fn open(
+    config: &Config,
+    table: &RegistryTable,
+    secrets: &Secrets,
+    waiting: &mut Waiting<'_>,
+) -> Result<(Option<Store>, Registry), ConfigError> {
+    let objects = config.file.objects.as_ref();
+    let store = match (table, objects.and_then(|objects| Some((objects, objects.backend.as_ref()?)))) {
+        (RegistryTable::Store(_), Some((objects, backend))) => {
+            let options = OpenOptions {
+                object_bytes_max: objects.object_bytes_max.0,
+                secret: secrets.store.clone(),
+                is_server: true,
+                ..OpenOptions::default()
+            };
+            let opened = Store::open_when_available(backend, &options, waiting).await;
+            Some(opened.map_err(|error| match error {
+                StartError::Config(error) | StartError::Locked(error) => error,
+                StartError::Store(error) => refused("objects.backend", error),
+            })?)
+        }
+        _ => None,
+    };
+    let registry = Registry::open(table, store.as_ref().map(Store::backend));
+    let registry = registry.map_err(|error| refused("registry", error))?;
+    Ok((store, registry))
+}
+
+fn refused(key: &str, why: impl std::fmt::Display) -> ConfigError {
+    ConfigError { exit: Exit::Refused, ..ConfigError::new(key, why) }
+}
+
+/// Joins the ring, and aborts moves that an earlier process of this node has left: nothing is sealed
+/// or copied any more.
+async fn join(
+    documents: &Documents,
+    settings: &RingSettings,
+    waiting: &mut Waiting<'_>,
+) -> Result<(), ConfigError> {
+    let own = &settings.map.nodes()[0];
+    loop {
+        let failed = match step(documents, own, settings.connect_timeout).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(line)) => {
+                tracing::info!(node = own.name, "{line}");
+                continue;
+            }
+            Err(JoinError::Documents(error)) => error,
+            Err(JoinError::Twin(why)) => return Err(refused("ring.node", why)),
+        };
+        match failed {
+            DocumentsError::Registry(Error::Conflict { .. }) => {}
+            DocumentsError::Registry(error @ (Error::Unavailable(_) | Error::OutcomeUnknown(_))) => {
+                waiting.pause("the registry of the ring's map", error).await;
+            }
+            DocumentsError::Registry(error) => return Err(refused("registry", error)),
+            error => return Err(refused("ring", error)),
+        }
+    }
+}
+
+enum JoinError {
+    Documents(DocumentsError),
+    /// Another process has the name of this node.
+    Twin(String),
+}
+
+impl<E: Into<DocumentsError>> From<E> for JoinError {
+    fn from(error: E) -> JoinError {
+        JoinError::Documents(error.into())
+    }
+}
+
+/// Makes one change, if one is necessary. Returns a line about it.
+async fn step(documents: &Documents, own: &Node, timeout: Duration) -> Result<Option<String>, JoinError> {
+    let Some(before) = documents.find().await? else {
+        let first = Map::first(documents.ring(), own.clone())?;
+        documents.write(None, &first).await?;
+        return Ok(Some(format!("ring {}: this is its first node, and owns all slots", documents.ring())));
+    };
+    let map = &before.map;
+    let ring = map.ring();
+    let Some(index) = map.find(&own.name) else {
+        let after = map.join(own.clone())?;
+        documents.write(Some(&before), &after).await?;
+        let line = format!("ring {ring}: this node joins it, with weight {}; slots follow", own.weight);
+        return Ok(Some(line));
+    };
+    let known = map.node(index);
+    if (&known.ring, &known.address) != (&own.ring, &own.address) {
+        if answers(&known.ring, timeout).await {
+            return Err(JoinError::Twin(format!(
+                "is {}, but a process of this name answers at {} (this process: {}); stop it, or give this node \
+                 another name",
+                own.name, known.ring, own.ring
+            )));
+        }
+        let after = map.set_addresses(own)?;
+        documents.write(Some(&before), &after).await?;
+        return Ok(Some(format!("ring {ring}: this node is at {} instead of {}", own.ring, known.ring)));
+    }
+    if let Some(left) = map.moves().iter().find(|one| one.from == index || one.to == index) {
+        documents.write(Some(&before), &map.abort_move(left.id)?).await?;
+        return Ok(Some(format!("ring {ring}: move {} of an earlier process is aborted", left.id)));
+    }
+    if known.weight == 0 {
+        tracing::warn!(
+            ring,
+            node = own.name,
+            "this node has weight 0 and is given no slots, because it was drained or struck off: `cachectl cluster \
+             weight {} 1` gives it some",
+            own.name
+        );
+    }
+    Ok(None)
+}
+
+/// Returns whether a process accepts connections at an address.
+async fn answers(address: &str, timeout: Duration) -> bool {
+    matches!(tokio::time::timeout(timeout, TcpStream::connect(address)).await, Ok(Ok(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::documents::Documents;
+    use blocker::Memory;
+    use cached_registry::{Key, RegistryTable};
+
+    fn registry() -> Registry {
+        let table: RegistryTable = toml::from_str("kind = \"store\"").expect("a table");
+        Registry::open(&table, Some(Arc::new(Memory::default()))).expect("a registry")
+    }
+
+    fn node(name: &str, port: u16) -> Node {
+        let (ring, address) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
+        Node { name: name.into(), ring, address, weight: 1, term: 0 }
+    }
+
+    /// Makes all changes of a start. Returns how many lines it has logged, or the mistake.
+    async fn started(documents: &Documents, own: &Node) -> Result<usize, String> {
+        let mut lines = 0;
+        loop {
+            match step(documents, own, Duration::from_secs(5)).await {
+                Ok(None) => return Ok(lines),
+                Ok(Some(_)) => lines += 1,
+                Err(JoinError::Twin(line)) => return Err(line),
+                Err(JoinError::Documents(error)) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(test);
+    }
+
+    #[test]
+    fn nodes_join_once_and_abort_what_earlier_processes_have_left() {
+        run(async {
+            let registry = registry();
+            let (a, b) = (node("a", 21), node("b", 23));
+            let ours = Documents::new("main", registry.clone());
+            assert_eq!(started(&ours, &a).await, Ok(1));
+            assert_eq!(started(&ours, &a).await, Ok(0), "a start changes nothing that is right");
+            let theirs = Documents::new("main", registry.clone());
+            assert_eq!(started(&theirs, &b).await, Ok(1));
+            let map = ours.read().await.expect("documents").map;
+            assert_eq!((map.version(), map.counts()), (2, vec![16384, 0]));
+            let slots = map.next_move("b", &|_| true).expect("a move").1;
+            let begun = theirs.change(|map| map.begin_move("a", "b", slots.clone())).await.expect("a move");
+            assert_eq!(begun.moves().len(), 1);
+            assert_eq!(started(&ours, &a).await, Ok(1));
+            assert!(ours.read().await.expect("documents").map.moves().is_empty());
+            // Other rings of the registry are not seen.
+            let other = Documents::new("other", registry.clone());
+            assert_eq!(started(&other, &node("a", 25)).await, Ok(1));
+            let keys = registry.list("ring/main/").await.expect("documents").documents;
+            let keys: Vec<&str> = keys.iter().map(|one| one.key.as_str()).collect();
+            assert_eq!(keys, ["ring/main/map", "ring/main/meta", "ring/main/nodes/a", "ring/main/nodes/b"]);
+        });
+    }
+
+    #[test]
+    fn a_node_moves_to_another_address_only_if_nothing_answers_at_the_earlier_one() {
+        run(async {
+            let documents = Documents::new("main", registry());
+            let running = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
+            let port = running.local_addr().expect("an address").port();
+            let first = Node { ring: format!("127.0.0.1:{port}"), ..node("a", 21) };
+            started(&documents, &first).await.expect("joined");
+            let line = started(&documents, &node("a", 23)).await.expect_err("a twin");
+            assert_eq!(
+                line,
+                format!(
+                    "is a, but a process of this name answers at 127.0.0.1:{port} (this process: 127.0.0.1:23); stop \
+                     it, or give this node another name"
+                )
+            );
+            drop(running);
+            assert_eq!(started(&documents, &node("a", 23)).await, Ok(1));
+            let map = documents.read().await.expect("documents").map;
+            assert_eq!((map.nodes()[0].ring.as_str(), map.version()), ("127.0.0.1:23", 2));
+            let same = started(&documents, &Node { name: "b".into(), ..node("a", 23) }).await.expect_err("same");
+            assert!(same.starts_with("nodes a and b have the same address 127.0.0.1:2"), "{same}");
+        });
+    }
+
+    #[test]
+    fn a_change_is_made_from_the_latest_map_and_a_stale_one_is_refused() {
+        run(async {
+            let registry = registry();
+            let (ours, theirs) = (Documents::new("main", registry.clone()), Documents::new("main", registry.clone()));
+            started(&ours, &node("a", 21)).await.expect("joined");
+            let before = ours.read().await.expect("documents");
+            theirs.change(|map| map.join(node("b", 23))).await.expect("a change");
+            let after = before.map.set_paused(true).expect("a map");
+            let stale = ours.write(Some(&before), &after).await.expect_err("stale");
+            assert!(matches!(stale, DocumentsError::Registry(Error::Conflict { .. })), "{stale}");
+            // One attempt meets the other's change, and the next one does not.
+            let attempts = std::cell::Cell::new(0);
+            let paused = ours.change(|map| {
+                attempts.set(attempts.get() + 1);
+                map.set_paused(true)
+            });
+            let (paused, weighted) = tokio::join!(paused, theirs.change(|map| map.set_weight("b", 3)));
+            let versions = (paused.expect("paused").version(), weighted.expect("weighted").version());
+            assert!(versions == (3, 4) || versions == (4, 3), "{versions:?}");
+            let map = ours.read().await.expect("documents").map;
+            assert_eq!((map.is_paused(), map.nodes()[1].weight, map.version()), (true, 3, 4));
+            assert_eq!(ours.latest().borrow().as_ref().map(|map| map.version()), Some(4));
+            let mistake = ours.change(|map| map.remove("a")).await.expect_err("it owns everything").to_string();
+            assert!(mistake.starts_with("node a owns 16384 slots"), "{mistake}");
+            // A mistake in the documents leaves the latest map.
+            let key = Key::new("ring/main/meta").expect("a key");
+            let meta = registry.get(&key).await.expect("read").expect("meta");
+            let wrong = cached_registry::Change::put(key, cached_registry::Expect::At(meta.revision), "{}");
+            registry.change_if(&[wrong]).await.expect("a change");
+            let error = ours.read().await.expect_err("a mistake").to_string();
+            assert!(error.starts_with("ring/main/meta: missing field"), "{error}");
+            assert_eq!(ours.latest().borrow().as_ref().map(|map| map.version()), Some(4));
+        });
+    }
+}

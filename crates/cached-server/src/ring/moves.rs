@@ -1,0 +1,187 @@
+//! Moves of slots to this node: as long as the weights give it slots of other nodes, it takes a part
+//! of them, with their items, and then the next part.
+
+use super::documents::{BackOff, DocumentsError};
+use super::steward::Shared;
+use cached_memcached::{Copied, MoveStep};
+use cached_registry::Error;
+use cached_ring::{Map, SlotSet};
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+
+/// The interval at which a node without a move looks which nodes it can reach.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What this node does next.
+enum Next {
+    /// Aborts a move to it whose outcome was unknown, or that the registry could not abort.
+    Abort(u64),
+    /// Moves slots of this node to itself.
+    Move(String, SlotSet),
+    Nothing,
+}
+
+/// What a move has brought.
+struct Brought {
+    items: u64,
+    bytes: u64,
+    sealed: Duration,
+    version: u64,
+}
+
+impl Shared {
+    /// Moves slots to this node, one move after the other.
+    pub(super) async fn move_slots(&self) {
+        let mut latest = self.documents.latest();
+        let mut back_off = BackOff::new();
+        loop {
+            let map = latest.borrow_and_update().clone();
+            let is_done = match map.map_or(Next::Nothing, |map| self.next(&map)) {
+                Next::Abort(id) => self.abort(id).await,
+                Next::Move(from, slots) => {
+                    self.is_moving.send_replace(true);
+                    let is_done = self.move_one(&from, slots).await;
+                    self.is_moving.send_replace(false);
+                    is_done
+                }
+                Next::Nothing => {
+                    // Connections come and go without a change of the map.
+                    let _ = timeout(LOOK, latest.changed()).await;
+                    continue;
+                }
+            };
+            match is_done {
+                true => back_off.reset(),
+                false => back_off.wait().await,
+            }
+        }
+    }
+
+    fn next(&self, map: &Map) -> Next {
+        if *self.is_held.borrow() {
+            return Next::Nothing;
+        }
+        let own = map.find(&self.node);
+        if let Some(left) = map.moves().iter().find(|one| Some(one.to) == own) {
+            return Next::Abort(left.id);
+        }
+        // A node that does not know this one would leave it out when it flushes all nodes.
+        if !self.live.is_known_to_all() {
+            return Next::Nothing;
+        }
+        let next = map.next_move(&self.node, &|node| self.live.is_reachable(node));
+        next.map_or(Next::Nothing, |(from, slots)| Next::Move(from, slots))
+    }
+
+    /// Moves slots to this node. Returns whether they are its own now.
+    async fn move_one(&self, from: &str, slots: SlotSet) -> bool {
+        let count = slots.len();
+        let begun = self.documents.change(|map| map.begin_move(from, &self.node, slots.clone())).await;
+        let id = match begun {
+            Ok(map) => map.version(),
+            Err(error) => {
+                // Other nodes begin moves of the same source, and change weights.
+                tracing::debug!(from, slots = count, cause = %error, "a move of slots has not begun");
+                return false;
+            }
+        };
+        self.live.count_move(MoveStep::Begun);
+        tracing::info!(id, from, slots = count, "a move of slots to this node begins");
+        let began = Instant::now();
+        let copied = tokio::select! {
+            copied = self.live.copy(id, async || self.confirm(id).await) => copied.map_err(|error| error.to_string()),
+            why = self.is_over(id) => Err(why.to_owned()),
+        };
+        let brought = match copied {
+            Ok(copied) => self.settle(id, copied).await.ok_or_else(|| "the source has aborted it".into()),
+            Err(cause) => Err(cause),
+        };
+        match brought {
+            Ok(Brought { items, bytes, sealed, version }) => {
+                self.live.count_move(MoveStep::Committed(sealed));
+                let (ms, sealed_ms) = (began.elapsed().as_millis() as u64, sealed.as_micros() as f64 / 1e3);
+                tracing::info!(
+                    id, from, slots = count, version, items, bytes, ms, sealed_ms, "slots are this node's own"
+                );
+                true
+            }
+            Err(cause) => {
+                self.live.count_move(MoveStep::Failed);
+                tracing::warn!(id, from, slots = count, cause, "a move of slots to this node is given up");
+                self.abort(id).await;
+                false
+            }
+        }
+    }
+
+    /// Aborts a move to this node. Returns whether it has ended.
+    async fn abort(&self, id: u64) -> bool {
+        match self.documents.change(|map| map.abort_move(id)).await {
+            // It has ended otherwise.
+            Ok(_) | Err(DocumentsError::Map(_)) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Returns whether the move still exists, which the registry has just said.
+    async fn confirm(&self, id: u64) -> bool {
+        self.documents.read().await.is_ok_and(|read| read.map.find_move(id).is_some())
+    }
+
+    /// Waits until the move is no longer in the map, or another process takes over. Returns the reason.
+    async fn is_over(&self, id: u64) -> &'static str {
+        let (mut latest, mut held) = (self.documents.latest(), self.is_held.subscribe());
+        let is_gone = |map: &Option<_>| map.as_ref().is_none_or(|map: &std::sync::Arc<Map>| map.find_move(id).is_none());
+        tokio::select! {
+            _ = latest.wait_for(is_gone) => "it is no longer in the registry",
+            _ = held.wait_for(|is_held| *is_held) => "another process takes over this node",
+        }
+    }
+
+    /// Commits a move whose items are all here, and serves its slots. Returns `None` if the move has
+    /// been aborted.
+    async fn settle(&self, id: u64, copied: Copied) -> Option<Brought> {
+        // The server must not see the slots as its own before it knows that their items are.
+        self.documents.hold(true);
+        let committed = self.commit(id).await;
+        let (items, bytes, sealed, settling) = (copied.items(), copied.bytes(), copied.sealed(), Instant::now());
+        let version = committed.as_ref().map(Map::version);
+        match committed {
+            Some(map) => self.live.settle(copied, map).await,
+            None => drop(copied),
+        }
+        self.documents.hold(false);
+        Some(Brought { items, bytes, sealed: sealed + settling.elapsed(), version: version? })
+    }
+
+    /// Commits a move, however often the registry must be asked. Returns the map that has committed
+    /// it. `None` if the move has been aborted, or it cannot be said whether this node has committed
+    /// it because further changes were made: its slots are then taken without the items.
+    async fn commit(&self, id: u64) -> Option<Map> {
+        let mut tried: Option<Map> = None;
+        let mut back_off = BackOff::new();
+        loop {
+            let before = match self.documents.read().await {
+                Ok(before) => before,
+                Err(DocumentsError::Registry(_)) => {
+                    back_off.wait().await;
+                    continue;
+                }
+                Err(_) => return None,
+            };
+            // No other change has this result.
+            if tried.as_ref() == Some(&before.map) {
+                return tried;
+            }
+            let after = before.map.commit_move(id).ok()?;
+            match self.documents.write(Some(&before), &after).await {
+                Ok(()) => return Some(after),
+                Err(DocumentsError::Registry(Error::Conflict { .. })) => {}
+                Err(DocumentsError::Registry(_)) => back_off.wait().await,
+                // The documents would be too large.
+                Err(_) => return None,
+            }
+            tried = Some(after);
+        }
+    }
+}

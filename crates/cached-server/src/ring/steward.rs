@@ -1,0 +1,266 @@
+//! The steward's thread: its tasks run until the server ends, or another process has taken over.
+
+use super::control::{Request, RingControl, failure};
+use super::documents::{BackOff, Documents, DocumentsError};
+use super::join::Joined;
+use cached_admin::AdminServer;
+use cached_memcached::LiveServer;
+use cached_process::{Exit, Failure};
+use cached_registry::{Error, Registry, RegistryTable};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+/// The minimum time between two reads because other nodes have a later map.
+const REFRESH_MIN: Duration = Duration::from_millis(20);
+/// The interval at which a hand-over looks whether moves have ended.
+const LOOK: Duration = Duration::from_millis(10);
+/// The maximum time for closing the connection to the store.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The thread of the steward, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Steward {
+    control: RingControl,
+    phase: watch::Sender<Phase>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Another process may still use the registry as this node.
+    Waiting,
+    Running,
+    Ended,
+}
+
+impl Steward {
+    /// Starts the thread for a node that has joined, and whose server is `live`. The steward does
+    /// nothing before [`begin`](Self::begin). Adds the routes of operators to the admin listener.
+    ///
+    /// # Errors
+    /// Fails if the system refuses a thread.
+    pub fn start(joined: Joined, live: LiveServer, admin: Option<&AdminServer>) -> Result<Steward, Failure> {
+        let (control, requests) = RingControl::new(&joined.node);
+        if let Some(admin) = admin {
+            control.add_routes(admin.routes());
+        }
+        let (phase, now) = watch::channel(Phase::Waiting);
+        let body = move || run(joined, live, requests, now);
+        let thread = std::thread::Builder::new().name("ring-steward".into()).spawn(body);
+        let thread = Some(thread.map_err(|error| Failure::new(Exit::Trouble, error))?);
+        Ok(Steward { control, phase, thread })
+    }
+
+    /// Lets the steward work, because the server serves.
+    pub fn begin(&self) {
+        self.phase.send_replace(Phase::Running);
+    }
+
+    /// Lets the steward end soon, because the server ends.
+    pub fn request_end(&self) {
+        self.phase.send_replace(Phase::Ended);
+    }
+
+    /// Returns the handle for the hand-over to another process.
+    pub fn control(&self) -> RingControl {
+        self.control.clone()
+    }
+}
+
+impl Drop for Steward {
+    fn drop(&mut self) {
+        self.request_end();
+        if let Some(thread) = self.thread.take() {
+            // The process knows of a panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the tasks share, which are all on one thread.
+pub(super) struct Shared {
+    pub(super) documents: Documents,
+    pub(super) live: LiveServer,
+    /// The name of this node.
+    pub(super) node: String,
+    /// Whether no move may begin, because the node is handed over to another process.
+    pub(super) is_held: watch::Sender<bool>,
+    /// Whether a move to this node is under way.
+    pub(super) is_moving: watch::Sender<bool>,
+    hand_over_max: Duration,
+}
+
+fn run(
+    joined: Joined,
+    live: LiveServer,
+    requests: mpsc::Receiver<Request>,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let Joined { runtime, table, store, documents, node, hand_over_max } = joined;
+    let shared = Shared {
+        documents,
+        live,
+        node,
+        is_held: watch::Sender::new(false),
+        is_moving: watch::Sender::new(false),
+        hand_over_max,
+    };
+    let reopen = || Registry::open(&table, store.as_ref().map(|store| store.backend()));
+    runtime.block_on(async {
+        // Dropping the steward ends it first.
+        if phase.wait_for(|phase| *phase != Phase::Waiting).await.is_err() {
+            return;
+        }
+        shared.documents.follow(shared.live.clone());
+        tokio::select! {
+            () = shared.watch() => {}
+            () = shared.move_slots() => {}
+            () = shared.abort_unfinished() => {}
+            () = shared.serve(requests, &table, &reopen) => {}
+            _ = phase.wait_for(|phase| *phase == Phase::Ended) => {}
+        }
+    });
+    drop(shared);
+    // A disk may not respond, so nothing waits for it.
+    runtime.shutdown_background();
+    if let Some(Err(cause)) = store.map(|store| store.close(CLOSE_TIMEOUT)) {
+        tracing::warn!(%cause, "the store of the registry was not closed cleanly");
+    }
+}
+
+impl Shared {
+    /// Puts each map in force that appears in the registry.
+    async fn watch(&self) {
+        let events = self.live.ring_events();
+        let mut back_off = BackOff::new();
+        loop {
+            let mut watch = match self.documents.watch().await {
+                Ok(watch) => watch,
+                Err(error) => {
+                    self.report(&error);
+                    back_off.wait().await;
+                    continue;
+                }
+            };
+            back_off.reset();
+            loop {
+                let is_watched = tokio::select! {
+                    changes = watch.next() => match self.documents.note(changes) {
+                        Ok(_) => true,
+                        // The next watch begins with the present state.
+                        Err(Error::Compacted { .. }) => break,
+                        Err(_) => {
+                            back_off.wait().await;
+                            break;
+                        }
+                    },
+                    () = events.outdated.notified() => false,
+                };
+                if let Err(error) = self.documents.read().await {
+                    self.report(&error);
+                    back_off.wait().await;
+                    break;
+                }
+                if !is_watched {
+                    sleep(REFRESH_MIN).await;
+                }
+            }
+        }
+    }
+
+    /// Logs a mistake in the documents; other errors were logged when they began.
+    fn report(&self, error: &DocumentsError) {
+        if !matches!(error, DocumentsError::Registry(_)) {
+            tracing::error!(cause = %error, "the documents of the ring cannot be used; the earlier map stays in force");
+        }
+    }
+
+    /// Aborts the moves that only this node can abort: their slots are sealed here, and stay so until
+    /// a map in force says whose they are.
+    async fn abort_unfinished(&self) {
+        let mut unfinished = self.live.ring_events().unfinished.subscribe();
+        let mut back_off = BackOff::new();
+        loop {
+            let ids = unfinished.borrow_and_update().clone();
+            let mut is_done = true;
+            for id in ids {
+                match self.documents.change(|map| map.abort_move(id)).await {
+                    Ok(map) => {
+                        tracing::info!(id, version = map.version(), "a move of slots from this node is aborted");
+                    }
+                    // It is no longer in the documents, and the map without it is put in force.
+                    Err(DocumentsError::Map(_)) => {}
+                    Err(_) => is_done = false,
+                }
+            }
+            match is_done {
+                true if unfinished.changed().await.is_ok() => back_off.reset(),
+                // The server is gone.
+                true => return std::future::pending().await,
+                false => back_off.wait().await,
+            }
+        }
+    }
+
+    /// Serves requests of operators and of the hand-over.
+    async fn serve(
+        &self,
+        mut requests: mpsc::Receiver<Request>,
+        table: &RegistryTable,
+        reopen: &dyn Fn() -> Result<Registry, Error>,
+    ) {
+        while let Some(request) = requests.recv().await {
+            match request {
+                Request::Change(change, answer) => {
+                    let changed = match *self.is_held.borrow() {
+                        true => Err((503, "another process takes over this node; ask again".into())),
+                        false => self.documents.change(|map| change.of(map)).await.map_err(failure),
+                    };
+                    // Fails if the operator no longer waits.
+                    let _ = answer.send(changed);
+                }
+                Request::Hold(answer) => {
+                    let held = self.hold().await;
+                    if held.is_err() {
+                        self.resume();
+                    }
+                    let _ = answer.send(held);
+                }
+                Request::Resume => {
+                    // The other process has used this node's number of the disk.
+                    if let RegistryTable::Disk(_) = table
+                        && let Ok(registry) = reopen()
+                    {
+                        self.documents.reopen(registry);
+                    }
+                    self.resume();
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// Ends moves to and from this node, and begins no other ones. From then on no slot becomes
+    /// another node's, and this process does not change the documents.
+    async fn hold(&self) -> Result<(), String> {
+        self.is_held.send_replace(true);
+        self.live.hold_moves(true);
+        let until = Instant::now() + self.hand_over_max;
+        let mut moving = self.is_moving.subscribe();
+        let idle = timeout(self.hand_over_max, moving.wait_for(|is_moving| !is_moving)).await;
+        while self.live.sealed_slots() > 0 && Instant::now() < until {
+            sleep(LOOK).await;
+        }
+        match idle.is_ok() && self.live.sealed_slots() == 0 {
+            true => Ok(()),
+            false => Err("a move of slots has not ended, because the registry does not answer".into()),
+        }
+    }
+
+    fn resume(&self) {
+        self.live.hold_moves(false);
+        self.is_held.send_replace(false);
+    }
+}
