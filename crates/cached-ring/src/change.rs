@@ -235,3 +235,225 @@ impl Map {
         self.find_move(id).ok_or_else(|| MapError::new(format_args!("there is no move {id}; it has ended")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::MoveOutcome;
+    use proptest::prelude::*;
+
+    fn node(name: &str, weight: u32) -> Node {
+        Node { name: name.into(), ring: format!("{name}:1"), address: format!("{name}:2"), weight, term: 0 }
+    }
+
+    fn slots(range: std::ops::Range<u16>) -> SlotSet {
+        range.filter_map(Slot::new).collect()
+    }
+
+    fn error<T>(result: Result<T, MapError>) -> String {
+        result.err().expect("a mistake").to_string()
+    }
+
+    #[test]
+    fn a_ring_grows_from_one_node_and_shrinks_again() {
+        let one = Map::first("main", node("b", 1)).unwrap();
+        assert_eq!((one.version(), one.nodes()[0].term, one.counts()), (1, 1, vec![SLOTS]));
+        let two = one.join(node("a", 1)).unwrap();
+        assert_eq!((two.version(), two.nodes()[0].term, two.counts()), (2, 2, vec![0, SLOTS]));
+        assert_eq!(error(two.join(node("a", 1))), "the ring has a node a");
+
+        // A batch at a time; a source that is away is waited for.
+        assert_eq!(two.next_move("a", &|_| false), None);
+        let (source, batch) = two.next_move("a", &|_| true).unwrap();
+        assert_eq!((source.as_str(), batch.len()), ("b", MOVE_SLOTS_MAX));
+        assert_eq!(two.next_move("b", &|_| true), None);
+        let moving = two.begin_move("b", "a", batch.clone()).unwrap();
+        assert_eq!(moving.next_move("a", &|_| true), None, "one at a time");
+        assert_eq!(moving.moves()[0].id, 3);
+        assert_eq!(moving.outcome(&moving, 3), MoveOutcome::InProgress);
+        let aborted = moving.abort_move(3).unwrap();
+        assert_eq!((aborted.counts(), aborted.outcome(&moving, 3)), (vec![0, SLOTS], MoveOutcome::Ended));
+        let committed = moving.commit_move(3).unwrap();
+        assert_eq!(committed.outcome(&moving, 3), MoveOutcome::Committed);
+        assert_eq!(committed.counts(), [MOVE_SLOTS_MAX, SLOTS - MOVE_SLOTS_MAX]);
+        assert_eq!(error(committed.commit_move(3)), "there is no move 3; it has ended");
+        assert_eq!(error(committed.abort_move(3)), "there is no move 3; it has ended");
+        assert!(committed.follows(&two, "a") && committed.has_terms_of(&two));
+
+        // A drained node gives all of it back.
+        let owns = "node a owns 1024 slots; drain it first, or strike it off if it is lost";
+        assert_eq!(error(committed.remove("a")), owns);
+        let drained = committed.set_weight("a", 0).unwrap();
+        let line = error(drained.set_weight("b", 0));
+        assert!(line.starts_with("node b: weight: would be 0, as that of all other nodes"), "{line}");
+        let (source, batch) = drained.next_move("b", &|_| true).unwrap();
+        assert_eq!((source.as_str(), batch.len()), ("a", MOVE_SLOTS_MAX));
+        let back = drained.begin_move("a", "b", batch).unwrap();
+        let back = back.commit_move(back.version()).unwrap();
+        assert_eq!(back.next_move("b", &|_| true), None);
+        let alone = back.remove("a").unwrap();
+        assert_eq!((alone.nodes().len(), alone.counts()), (1, vec![SLOTS]));
+        assert!(alone.join(node("a", 1)).unwrap().nodes()[0].term > 2, "a term is never used again");
+    }
+
+    #[test]
+    fn a_move_that_cannot_begin_is_told() {
+        let map = Map::first("main", node("b", 1)).unwrap().join(node("a", 1)).unwrap();
+        let map = map.join(node("c", 1)).unwrap().join(node("d", 1)).unwrap();
+        let begin = |map: &Map, from: &str, to: &str, slots| error(map.begin_move(from, to, slots));
+        assert!(begin(&map, "x", "a", slots(0..1)).starts_with("ring/main/nodes/x: is missing"));
+        assert!(begin(&map, "b", "b", slots(0..1)).ends_with("from and to must be two nodes of the ring"));
+        assert!(
+            begin(&map, "b", "a", slots(0..0)).ends_with("slots: is empty; a move has one slot at least")
+        );
+        assert!(
+            begin(&map, "a", "c", slots(7..9)).ends_with("slot 7 belongs to b; it must belong to the source")
+        );
+        assert_eq!(
+            begin(&map, "b", "a", slots(0..1025)),
+            "the move would have 1025 slots; it must have 1024 at most"
+        );
+        let paused = map.set_paused(true).unwrap();
+        assert_eq!(begin(&paused, "b", "a", slots(0..1)), "the ring is paused; no move may begin");
+        assert_eq!(paused.next_move("a", &|_| true), None);
+        assert!(paused.set_paused(false).unwrap().next_move("a", &|_| true).is_some());
+        let moving = map.begin_move("b", "a", slots(0..5)).unwrap();
+        assert_eq!(
+            begin(&moving, "b", "a", slots(9..10)),
+            "node a is the target of move 5; it must end first"
+        );
+        assert!(
+            begin(&moving, "b", "c", slots(4..9))
+                .ends_with("slot 4 is in two moves; a slot must be in one at most")
+        );
+        assert_eq!(
+            error(moving.remove("a")),
+            "node a is part of move 5; drain it first, or strike it off if it is lost"
+        );
+        let busy = moving.begin_move("b", "c", slots(9..10)).unwrap();
+        let line = "node b is the source of 2 moves; one of them must end first";
+        assert_eq!(begin(&busy, "b", "d", slots(20..21)), line);
+        assert_eq!(busy.next_move("d", &|_| true), None);
+        // Nodes join and leave while slots move: the moves are the same.
+        let other = busy.remove("d").unwrap().join(node("aa", 1)).unwrap();
+        let names = |map: &Map| -> Vec<(u64, String, String, SlotSet)> {
+            let name = |index| map.node(index).name.clone();
+            map.moves().iter().map(|one| (one.id, name(one.from), name(one.to), one.slots.clone())).collect()
+        };
+        assert_eq!(names(&other), names(&busy));
+    }
+
+    #[test]
+    fn a_node_that_is_struck_off_loses_everything_and_others_only_gain() {
+        let mut map = Map::first("main", node("b", 1)).unwrap().join(node("a", 1)).unwrap();
+        map = map.join(node("c", 3)).unwrap();
+        map = map.begin_move("b", "c", slots(0..100)).unwrap();
+        map = map.commit_move(map.version()).unwrap();
+        map = map.begin_move("b", "a", slots(200..300)).unwrap();
+        let before = map.clone();
+        let struck = map.fail("b").unwrap();
+        assert_eq!((struck.moves(), struck.nodes()[1].weight), (&[][..], 0));
+        assert_eq!(struck.nodes()[1].term, struck.version());
+        // Shares of 1 to 3; no slot of c has moved.
+        assert_eq!(struck.counts(), [SLOTS / 4, 0, SLOTS * 3 / 4]);
+        assert_eq!(struck.lost(&before, "c").count() + struck.lost(&before, "a").count(), 0);
+        assert!(!struck.has_terms_of(&before) && struck.follows(&before, "c"));
+        // The slots of the move may be the target's, but not by a commit.
+        assert_eq!(struck.outcome(&before, before.moves()[0].id), MoveOutcome::Ended);
+        let later = struck.set_paused(true).unwrap();
+        assert!(!later.follows(&before, "b") && later.follows(&before, "a"));
+        assert!(!later.follows(&map_of_file(1), "a") && map_of_file(2).follows(&map_of_file(1), "a"));
+        assert!(!map_of_file(3).follows(&map_of_file(1), "a"));
+        let alone = Map::first("main", node("b", 1)).unwrap();
+        assert_eq!(error(alone.fail("b")), "node b is the only node; no other one can own its slots");
+        // Even if no weight is left.
+        let idle = alone.join(node("a", 0)).unwrap();
+        assert_eq!(idle.fail("b").unwrap().counts(), [SLOTS, 0]);
+        assert_eq!(idle.fail("b").unwrap().next_move("a", &|_| true), None);
+    }
+
+    fn map_of_file(version: u64) -> Map {
+        Map::new("main", version, vec![node("a", 1)], Box::new([NodeIndex(0); SLOTS])).unwrap()
+    }
+
+    /// What happens next, to the node with this number.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Move(usize),
+        /// The first move ends, committed or not.
+        End(bool),
+        Weight(usize, u32),
+        /// The node cannot be reached, or can again.
+        Reach(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (0..4_usize).prop_map(Step::Move),
+            4 => prop::bool::weighted(0.8).prop_map(Step::End),
+            1 => (0..4_usize, 0..4_u32).prop_map(|(node, weight)| Step::Weight(node, weight)),
+            1 => (0..4_usize).prop_map(Step::Reach),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+
+        #[test]
+        fn moves_of_all_nodes_in_any_order_end_with_the_shares(steps in prop::collection::vec(step(), 10..40)) {
+            const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+            let mut map = Map::first("main", node("a", 1)).unwrap();
+            for name in &NAMES[1..] {
+                map = map.join(node(name, 1)).unwrap();
+            }
+            let mut away = [false; 4];
+            let run = |map: &mut Map, step: &Step, away: &mut [bool; 4]| match step {
+                Step::Move(at) => {
+                    let away = &*away;
+                    let is_reachable = |name: &str| !away[NAMES.iter().position(|other| *other == name).unwrap()];
+                    let Some((from, slots)) = map.next_move(NAMES[*at], &is_reachable) else { return false };
+                    assert!(is_reachable(&from) && slots.runs().count() <= MOVE_RUNS_MAX);
+                    *map = map.begin_move(&from, NAMES[*at], slots).unwrap();
+                    true
+                }
+                Step::End(is_committed) => {
+                    let Some(id) = map.moves().first().map(|one| one.id) else { return false };
+                    *map = if *is_committed { map.commit_move(id) } else { map.abort_move(id) }.unwrap();
+                    true
+                }
+                Step::Weight(at, weight) => map.set_weight(NAMES[*at], *weight).is_ok_and(|next| {
+                    *map = next;
+                    true
+                }),
+                Step::Reach(at) => {
+                    away[*at] ^= true;
+                    true
+                }
+            };
+            for step in &steps {
+                run(&mut map, step, &mut away);
+            }
+            let mut begun = 0;
+            loop {
+                let mut goes_on = false;
+                for at in 0..NAMES.len() {
+                    begun += usize::from(run(&mut map, &Step::Move(at), &mut [false; 4]));
+                }
+                while run(&mut map, &Step::End(true), &mut [false; 4]) {
+                    goes_on = true;
+                }
+                if !goes_on {
+                    break;
+                }
+            }
+            // Everything moves at most once, in batches of which few are small.
+            prop_assert!(begun <= SLOTS / MOVE_SLOTS_MAX + 16, "{begun} moves");
+            let total: u64 = map.nodes().iter().map(|node| u64::from(node.weight)).sum();
+            for (node, count) in map.nodes().iter().zip(map.counts()) {
+                let share = SLOTS as u64 * u64::from(node.weight);
+                let (count, exact) = (count as u64, share / total);
+                prop_assert!(count == exact || count == exact + 1 && !share.is_multiple_of(total), "{}", node.name);
+            }
+        }
+    }
+}

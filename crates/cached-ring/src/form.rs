@@ -416,6 +416,80 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_in_a_registry_is_written_as_it_was_read() {
+        let documents = BTreeMap::from([
+            ("ring/main/map", r#"{"0-4095":"a","4096-16383":"b"}"#),
+            ("ring/main/meta", r#"{"format":1,"version":7,"paused":true}"#),
+            ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"4096-4100,5000"}]"#),
+            ("ring/main/nodes/a", r#"{"ring":"h1:1","address":"h1:2","weight":1,"term":1}"#),
+            ("ring/main/nodes/b", r#"{"ring":"h2:1","address":"h2:2","weight":0,"term":3}"#),
+        ]);
+        let map = read(&documents.clone().into_iter().collect::<Vec<_>>()).unwrap();
+        let again = super::documents(&map).unwrap();
+        assert!(again.iter().map(|(key, value)| (&**key, &**value)).eq(documents.clone()));
+        assert!(map.is_paused() && map.find_move(5).is_some_and(|one| one.slots.len() == 6));
+        assert_eq!(map.move_of(Slot::new(5000).unwrap()).map(|one| one.id), Some(5));
+        assert_eq!(map.move_of(Slot::new(4101).unwrap()), None);
+
+        let with = |key, value| {
+            let documents = documents.clone().into_iter().filter(|(other, _)| *other != key);
+            let documents: Vec<_> = documents.chain([(key, value)]).collect();
+            read(&documents).unwrap_err()
+        };
+        let moves = |value| with("ring/main/moves", value);
+        for (value, line) in [
+            (r#"[{"id":5,"from":"c","to":"a","slots":"1"}]"#, "move 5: \"c\" is not a node of the ring"),
+            (
+                r#"[{"id":5,"from":"b","to":"a","slots":""}]"#,
+                "move 5: \"\" is not a run; expected FIRST-LAST",
+            ),
+            (r#"[{"id":5,"from":"b","to":"b","slots":"5000"}]"#, "move 5: from and to must be two nodes"),
+            (
+                r#"[{"id":5,"from":"b","to":"a","slots":"9"}]"#,
+                "move 5: slot 9 belongs to a; it must belong to",
+            ),
+            (
+                r#"[{"id":8,"from":"b","to":"a","slots":"5000"}]"#,
+                "move 8: is after move 0; ids must rise, up to 7",
+            ),
+            (
+                r#"[{"id":5,"from":"b","to":"a","slots":"5000"},{"id":6,"from":"b","to":"a","slots":"5000"}]"#,
+                "move 6: slot 5000 is in two moves; a slot must be in one at most",
+            ),
+        ] {
+            let told = moves(value);
+            assert!(told.starts_with(&format!("ring/main/moves: {line}")), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_no_part_of_a_ring_in_a_registry() {
+        let file = |documents: &[(&str, &str)]| {
+            let documents = documents.iter().map(|(key, value)| (*key, value.as_bytes()));
+            from_file("main", documents).map_err(|error| error.to_string())
+        };
+        assert!(file(&[META, A, B]).is_ok());
+        let node = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","term":1}"#);
+        let meta = ("ring/main/meta", r#"{"format":1,"version":7,"paused":true}"#);
+        let moves = ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"16383"}]"#);
+        for (documents, what) in [
+            ([META, A, node], "nodes/b: term: is set"),
+            ([meta, A, B], "meta: paused: is set"),
+            ([META, A, B], "moves: is present"),
+        ] {
+            let documents = if what.starts_with("moves") {
+                [&documents[..], &[moves]].concat()
+            } else {
+                documents.to_vec()
+            };
+            let line = format!(
+                "ring/main/{what}; a map file cannot have it, only a ring whose map is in a registry"
+            );
+            assert_eq!(file(&documents), Err(line));
+        }
+    }
+
+    #[test]
     fn a_map_with_more_runs_than_a_document_holds_is_not_written() {
         let nodes = ["a", "b"].map(|name| Node {
             name: name.into(),

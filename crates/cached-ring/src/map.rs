@@ -128,6 +128,17 @@ pub struct Move {
     pub slots: SlotSet,
 }
 
+/// What has become of a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveOutcome {
+    /// It goes on.
+    InProgress,
+    /// It is committed: the slots are the target's.
+    Committed,
+    /// It has ended otherwise, or nobody can tell.
+    Ended,
+}
+
 /// The nodes of a ring, the owner of each slot, and the moves that are in progress.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Map {
@@ -335,6 +346,37 @@ impl Map {
         self.version == before.version + 1 || (term(self) != 0 && term(self) == term(before))
     }
 
+    /// Returns whether each node of `before` is here with its term: since then, no node was struck
+    /// off or removed. So a slot that this node had sealed, and owns here, was at no other node.
+    #[must_use]
+    pub fn has_terms_of(&self, before: &Map) -> bool {
+        before.nodes.iter().all(|node| self.has_term_of(node))
+    }
+
+    fn has_term_of(&self, node: &Node) -> bool {
+        self.find(&node.name).is_some_and(|index| self.node(index).term == node.term)
+    }
+
+    /// Returns what has become of a move that `before` contains, an earlier map of the ring, while its
+    /// target was waiting for this.
+    ///
+    /// That the target owns the slots is no proof of a commit: after an abort, the source may have been
+    /// struck off. Of a move that was committed before one of the two nodes was struck off,
+    /// [`MoveOutcome::Ended`] is returned: its items must not be used, which is always safe.
+    #[must_use]
+    pub fn outcome(&self, before: &Map, id: u64) -> MoveOutcome {
+        let Some(Move { from, to, slots, .. }) = before.find_move(id) else { return MoveOutcome::Ended };
+        if self.find_move(id).is_some() {
+            return MoveOutcome::InProgress;
+        }
+        let (source, target) = (before.node(*from), before.node(*to));
+        let owner = self.find(&target.name);
+        let is_committed = self.has_term_of(source)
+            && self.has_term_of(target)
+            && slots.iter().all(|slot| Some(self.owner(slot)) == owner);
+        if is_committed { MoveOutcome::Committed } else { MoveOutcome::Ended }
+    }
+
     /// Checks that the node `node` is part of the map.
     ///
     /// # Errors
@@ -539,6 +581,10 @@ mod tests {
         let other_address = of(7, &nodes, &one.owners);
         for other in [&map(8, &["a", "b"]), &other_owner, &other_address, &map(7, &["a", "c"])] {
             assert_ne!(one.digest(), other.digest());
+        }
+        let next = one.begin_move("b", "a", SlotSet::from_iter([slot(SLOTS - 1)])).unwrap();
+        for other in [&one.set_paused(true).unwrap(), &one.fail("b").unwrap(), &next.abort_move(8).unwrap()] {
+            assert_ne!(next.digest(), other.digest());
         }
         assert_eq!(one.mark(a), map(7, &["a", "z"]).mark(a));
         assert_ne!(one.mark(a), map(8, &["a", "b"]).mark(a));

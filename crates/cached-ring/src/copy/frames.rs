@@ -255,3 +255,74 @@ pub enum Malformed {
     #[error("the reason of a refusal is not one line of text")]
     Text,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ITEM: ItemFrame<'_> = ItemFrame {
+        key: b"key",
+        value: b"value",
+        flags: 0x0102_0304,
+        cas: 5,
+        ttl_ms: Some(6),
+        idle_ms: 7,
+        bits: bits::STALE | bits::BASE64,
+    };
+
+    #[test]
+    fn each_message_is_decoded_as_it_was_encoded() {
+        let frames = [
+            Frame::Copy { id: 1 << 40 },
+            Frame::Item(ITEM),
+            Frame::Item(ItemFrame { ttl_ms: None, value: b"", ..ITEM }),
+            Frame::Gone { key: b"k" },
+            Frame::Ping,
+            Frame::Ready,
+            Frame::Seal,
+            Frame::End { count: 3, cas: 9 },
+            Frame::Committed { version: 4 },
+            Frame::Refused { text: "node b has no move 5" },
+        ];
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| frame.encode(&mut bytes));
+        let mut rest = &bytes[..];
+        for expected in frames {
+            let (decoded, used) = frame(rest, 5).unwrap().unwrap();
+            assert_eq!(decoded, expected);
+            assert!((0..used).all(|len| frame(&rest[..len], 5) == Ok(None)));
+            rest = &rest[used..];
+        }
+        assert_eq!(rest, b"");
+        let mut item = Vec::new();
+        Frame::Item(ITEM).encode(&mut item);
+        let expected = b"\x26\0\0\0\x81\x04\x03\x02\x01\x05\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x0a\x03keyvalue";
+        assert_eq!(item, expected, "the same on every machine");
+    }
+
+    #[test]
+    fn a_message_that_no_peer_sends_is_one_line() {
+        let with = |at: usize, byte: u8| {
+            let mut bytes = Vec::new();
+            Frame::Item(ITEM).encode(&mut bytes);
+            bytes[at] = byte;
+            frame(&bytes, 5).unwrap_err()
+        };
+        assert_eq!(with(4, 77).to_string(), "there is no copy message of kind 77");
+        assert_eq!(with(0, 30), Malformed::Length(Kind::Item, 30));
+        // The head alone is enough: the bytes are not waited for.
+        assert_eq!(with(3, 1).to_string(), "a copy message Item has 16777254 bytes");
+        for (at, byte) in [(33, 16), (34, 0), (34, 251), (34, 9)] {
+            assert_eq!(with(at, byte), Malformed::Item);
+        }
+        // The key is shorter than it could be, and the value longer.
+        assert_eq!(with(34, 2), Malformed::Item);
+        let refused = |text: &[u8]| {
+            let head = [&(text.len() as u32).to_le_bytes()[..], &[133]].concat();
+            frame(&[&head, text].concat(), 5).map(drop)
+        };
+        assert_eq!((refused(b"a\nb"), refused(b"\xff")), (Err(Malformed::Text), Err(Malformed::Text)));
+        assert_eq!(refused(b""), Err(Malformed::Length(Kind::Refused, 0)));
+        assert_eq!(refused(&[b'x'; 513]), Err(Malformed::Length(Kind::Refused, 513)));
+    }
+}

@@ -30,6 +30,29 @@ fn messages(kinds: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// Returns messages of a copy session with lengths that mostly fit their kinds.
+fn copy_messages() -> impl Strategy<Value = Vec<u8>> {
+    let kind = prop::sample::select(&[1_u8, 2, 3, 129, 129, 129, 130, 131, 132, 133, 255, 4][..]);
+    let message = (kind, any::<[u8; 28]>(), 0..24_u8, prop::collection::vec(b' '..b'~', 0..40), 0..20_u8);
+    prop::collection::vec(message, 1..12).prop_map(|messages| {
+        let mut out = Vec::new();
+        for (kind, fields, bits, text, odd) in messages {
+            let bytes = match kind {
+                1 | 3 => fields[..8].to_vec(),
+                132 => fields[..16].to_vec(),
+                129 => [&fields[..], &[bits, 1 + bits % 8], &text].concat(),
+                130 | 133 => text,
+                _ => Vec::new(),
+            };
+            let len = if odd == 0 { u32::from_le_bytes([fields[0]; 4]) } else { bytes.len() as u32 };
+            out.extend_from_slice(&len.to_le_bytes());
+            out.push(kind);
+            out.extend_from_slice(&bytes);
+        }
+        out
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
@@ -44,10 +67,16 @@ proptest! {
     }
 
     #[test]
+    fn messages_of_a_copy_session(bytes in copy_messages()) {
+        checks::copies(&bytes);
+    }
+
+    #[test]
     fn bytes_of_anything(bytes in prop::collection::vec(any::<u8>(), 0..256), kind in 0_u8..10) {
         checks::requests(&bytes);
         checks::replies(&bytes);
         checks::hello(&bytes);
+        checks::copies(&bytes);
         checks::hello(&[&[kind], &bytes[..]].concat());
         checks::hello(&[&b"\x01cachring"[..], &bytes].concat());
     }
@@ -60,6 +89,7 @@ fn the_corpus_again() {
         ("ring_requests", checks::requests as fn(&[u8])),
         ("ring_replies", checks::replies),
         ("ring_hello", checks::hello),
+        ("ring_copies", checks::copies),
     ] {
         let files: Vec<_> =
             std::fs::read_dir(root.join(target)).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use cached_ring::copy;
 use cached_ring::hello::Frame;
 use cached_ring::wire::{HEAD_BYTES, Head, Kind, MESSAGE_BYTES_MAX};
 use cached_ring::{Answer, Asked, Flags, Inbound, Outbound, Slot, Waiter};
@@ -169,6 +170,32 @@ pub(crate) fn hello(data: &[u8]) {
         }
         Err(refused) => is_one_line(&refused.text),
     }
+}
+
+/// Treats arbitrary bytes as what comes on a copy session. However much of them has come, the same
+/// messages are decoded, and each, encoded again, has the same bytes.
+pub(crate) fn copies(data: &[u8]) {
+    const VALUE_BYTES_MAX: usize = 1024;
+    let mut rest = data;
+    let mistake = loop {
+        match copy::frame(rest, VALUE_BYTES_MAX) {
+            Ok(Some((frame, used))) => {
+                let mut again = Vec::new();
+                frame.encode(&mut again);
+                assert_eq!(again, rest[..used]);
+                assert_eq!(copy::frame(&rest[..used], VALUE_BYTES_MAX), Ok(Some((frame, used))));
+                assert_eq!(copy::frame(&rest[..used - 1], VALUE_BYTES_MAX), Ok(None));
+                rest = &rest[used..];
+            }
+            Ok(None) => break None,
+            Err(mistake) => break Some(mistake),
+        }
+    };
+    if let Some(mistake) = mistake {
+        is_one_line(&mistake.to_string());
+    }
+    // The rest is the beginning of a message within the limits.
+    assert!(mistake.is_some() || rest.len() < copy::HEAD_BYTES + 512 + VALUE_BYTES_MAX);
 }
 
 fn is_one_line(text: &str) {
