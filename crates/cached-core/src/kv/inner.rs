@@ -341,6 +341,9 @@ pub(super) struct FlushSchedule {
     due: AtomicU32,
     /// The number of flushes so far.
     flushes: AtomicU32,
+    /// The numbers of flushes, of everything and of prefixes, that have begun and that are done.
+    begun: AtomicU64,
+    done: AtomicU64,
     /// Held while a due flush runs, and while the schedule changes.
     running: Mutex<()>,
     /// Stores the schedule for a later process.
@@ -353,6 +356,8 @@ impl FlushSchedule {
         FlushSchedule {
             due: AtomicU32::new(superblock.notes().flush_due()),
             flushes: AtomicU32::new(0),
+            begun: AtomicU64::new(0),
+            done: AtomicU64::new(0),
             running: Mutex::ranked((), &lock_ranks::FLUSH),
             superblock,
         }
@@ -401,9 +406,27 @@ impl FlushSchedule {
 
     /// Ends every item stored so far.
     pub(super) fn flush(&self, log: &Log, index: &Index) {
-        log.draw_boundary();
-        index.shards().iter().for_each(|shard| shard.count_flushed(false));
+        self.count(|| {
+            log.draw_boundary();
+            index.shards().iter().for_each(|shard| shard.count_flushed(false));
+        });
         self.flushes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Runs a flush that [`done`](FlushSchedule::done) is to notice.
+    pub(super) fn count<T>(&self, flush: impl FnOnce() -> T) -> T {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let result = flush();
+        self.done.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+
+    /// Returns the number of flushes, of everything and of prefixes, that are done; `None` while one
+    /// is in progress or scheduled.
+    pub(super) fn done(&self) -> Option<u64> {
+        // In this order, so that the numbers are equal only if all flushes that have begun are done.
+        let done = self.done.load(Ordering::SeqCst);
+        (self.due() == 0 && self.begun.load(Ordering::SeqCst) == done).then_some(done)
     }
 
     /// Returns the number of flushes so far.

@@ -239,11 +239,6 @@ impl PrefixFlushes {
         at < shard || at == shard && u64::from(hash.low()) & (units - 1) < position & UNIT_MASK
     }
 
-    /// Returns the number of flushes so far.
-    pub(super) fn flushes(&self) -> u64 {
-        self.number.load(Ordering::Acquire)
-    }
-
     /// Returns whether a prefix waits to be swept or is being swept.
     pub(super) fn is_pending(&self) -> bool {
         !lock(&self.table).entries.is_empty()
@@ -320,7 +315,7 @@ impl PrefixFlushes {
             ((position >> SHARD_SHIFT) as f64 + (position & UNIT_MASK) as f64 / units) / shards as f64
         };
         PrefixFlushStats {
-            flushes: self.flushes(),
+            flushes: self.number.load(Ordering::Relaxed),
             refused: self.counts.refused.load(Ordering::Relaxed),
             pending: table.entries.len() as u64,
             swept_share,

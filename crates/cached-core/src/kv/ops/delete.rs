@@ -124,14 +124,11 @@ impl Kv {
         inner.flush.clear(due);
     }
 
-    /// Returns the number of flushes so far, of everything and of prefixes; `None` while a flush is
-    /// scheduled. Items that were read when this returned a number have not been flushed as long as it
-    /// returns the same.
+    /// Returns the number of flushes so far, of everything and of prefixes; `None` while a flush is in
+    /// progress or scheduled. If two calls return the same number, no flush took effect in between.
     #[must_use]
     pub fn flushes(&self) -> Option<u64> {
-        let inner = &self.inner;
-        let prefixes = inner.prefixes.flushes();
-        (inner.flush.due() == 0).then(|| u64::from(inner.flush.flushes()) + prefixes)
+        self.inner.flush.done()
     }
 
     /// Schedules a flush of every item that is stored when the clock reaches `secs`. A later call
@@ -205,7 +202,8 @@ impl Kv {
         }
         let inner = &*self.inner;
         inner.now();
-        let entered = inner.prefixes.request(prefix, || inner.log.set_owner_ended(true));
+        let enter = || inner.prefixes.request(prefix, || inner.log.set_owner_ended(true));
+        let entered = inner.flush.count(enter);
         if !entered {
             return Err(PrefixError::TooMany);
         }
