@@ -88,6 +88,31 @@ pub struct ItemFrame<'a> {
     pub bits: u8,
 }
 
+impl ItemFrame<'_> {
+    /// Appends the message up to its value, of which the caller appends `value_bytes` bytes.
+    ///
+    /// # Panics
+    /// In debug builds, panics if the key has a length that is not allowed.
+    pub fn encode_head(&self, value_bytes: usize, out: &mut Vec<u8>) {
+        let len = (ITEM_HEAD_BYTES + self.key.len() + value_bytes) as u32;
+        out.extend_from_slice(&len.to_le_bytes());
+        out.push(Kind::Item as u8);
+        self.encode_fields(out);
+    }
+
+    /// Appends all fields but the value.
+    fn encode_fields(&self, out: &mut Vec<u8>) {
+        let ItemFrame { key, flags, cas, ttl_ms, idle_ms, bits, value: _ } = *self;
+        debug_assert!((1..=KEY_BYTES_MAX).contains(&key.len()));
+        out.extend_from_slice(&flags.to_le_bytes());
+        for field in [cas, ttl_ms.unwrap_or(NO_TTL), idle_ms] {
+            out.extend_from_slice(&field.to_le_bytes());
+        }
+        out.extend_from_slice(&[bits, key.len() as u8]);
+        out.extend_from_slice(key);
+    }
+}
+
 /// A message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
@@ -155,15 +180,9 @@ impl Frame<'_> {
                 if matches!(self, Self::Copy { .. }) { Kind::Copy } else { Kind::Committed }
             }
             Self::Seal => Kind::Seal,
-            Self::Item(ItemFrame { key, value, flags, cas, ttl_ms, idle_ms, bits }) => {
-                debug_assert!((1..=KEY_BYTES_MAX).contains(&key.len()));
-                out.extend_from_slice(&flags.to_le_bytes());
-                for field in [*cas, ttl_ms.unwrap_or(NO_TTL), *idle_ms] {
-                    out.extend_from_slice(&field.to_le_bytes());
-                }
-                out.extend_from_slice(&[*bits, key.len() as u8]);
-                out.extend_from_slice(key);
-                out.extend_from_slice(value);
+            Self::Item(item) => {
+                item.encode_fields(out);
+                out.extend_from_slice(item.value);
                 Kind::Item
             }
             Self::Gone { key } => {
