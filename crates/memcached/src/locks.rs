@@ -13,6 +13,7 @@
 //! | maps of the ring, and its nodes | 9 | they are looked up, or a map is put in force |
 //! | lines for watchers | 60 | a line is queued; the store's eviction hook takes it while it holds the store's locks |
 //! | sketches of hot keys | 61 | queued keys are counted, or the hottest copied |
+//! | changed keys of slots that move | 62 | a key is queued; the store's change hook takes it while it holds the store's locks |
 //! | lines on their way to a worker | 63 | they are added, or all are taken |
 //! | what a node of the ring has said | 64 | it is copied or replaced |
 //! | a worker's commands | 300 | a command is added, or all are taken |
@@ -36,6 +37,7 @@ pub(crate) static RING: Rank = Rank::new("server: maps of the ring", 9);
 pub(crate) static PEERS: Rank = Rank::new("server: what a node of the ring has said", 64);
 pub(crate) static WATCHERS: Rank = Rank::new("server: lines for watchers", 60);
 pub(crate) static RELAY: Rank = Rank::new("server: lines on their way to a worker", 63);
+pub(crate) static CHANGED_KEYS: Rank = Rank::new("server: changed keys of slots that move", 62);
 pub(crate) static HOT: Rank = Rank::new("server: hot keys", 61);
 pub(crate) static COMMANDS: Rank = Rank::new("server: a worker's commands", 300);
 

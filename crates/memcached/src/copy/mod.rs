@@ -18,15 +18,19 @@
 //! |---|---|
 //! | `served` | a session with this node as its source, from its beginning to its end |
 //! | `source` | sends the items |
+//! | `queue` | the keys that have changed while items are sent |
 //! | `target` | the end that asks, and stores what comes |
 
+mod queue;
 mod served;
 mod source;
+#[cfg(test)]
+mod source_tests;
 mod target;
 
 pub(crate) use served::accept;
-pub use target::{Copied, CopyError};
 pub(crate) use target::copy;
+pub use target::{Copied, CopyError};
 
 use crate::shared::Shared;
 use std::sync::Arc;

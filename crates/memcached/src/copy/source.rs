@@ -1,25 +1,420 @@
-//! The source's end of a copy session: sends the items.
+//! The source's end of a copy session.
+//!
+//! One thread at a time reads items and sends them, so what is sent of a key is in the order of its
+//! states. Changes of the slots are queued from before the walk over all items: an item that the walk
+//! does not see as it is in the end is queued.
 
+use super::queue::{Keys, Queue, TooMany};
+use super::{LOOK, PING_EVERY};
+use crate::ring::{Direction, Ring};
 use crate::shared::Shared;
+use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue, ScanCursor};
 use cached_ring::Move;
+use cached_ring::copy::{
+    Frame, ItemFrame, Malformed, OutOfOrder, Source, SourceAction, SourceEvent, bits, frame,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// Why a session has ended before its end, as a part of a line.
+/// The number of bytes of changed items that are read at once, and of items of the walk, unless a single
+/// item has more.
+const SLICE_BYTES: usize = 128 << 10;
+/// The number of hash buckets that are read at once: some thousand items, less than a millisecond.
+const SLICE_BUCKETS: usize = 256;
+/// A value above this size is not copied while its hash bucket is locked.
+const PINNED_BYTES_MIN: usize = 16 << 10;
+/// Fewer keys than this may wait when READY is sent.
+const QUEUE_SHORT: usize = 256;
+/// The capacity of the buffer that stays.
+const BUFFER_BYTES_MAX: usize = 1 << 20;
+/// The priority of the walk, as a difference to that of other threads.
+const WALK_NICE: i32 = 10;
+
+/// Why a session has ended before COMMITTED, as a part of a line.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SourceError {}
+pub(super) enum SourceError {
+    #[error("this node ends it, or the move has ended")]
+    Ends,
+    #[error("the connection is lost: {0}")]
+    Io(#[from] io::Error),
+    #[error("the target has closed the connection")]
+    Closed,
+    #[error("the target has been silent for {0:?}")]
+    Silent(Duration),
+    #[error("the target breaks the protocol: {0}")]
+    Malformed(#[from] Malformed),
+    #[error("the target breaks the protocol: {0}")]
+    OutOfOrder(#[from] OutOfOrder),
+    #[error("the target breaks the protocol: it sends what only a source may send")]
+    Unexpected,
+    #[error("the target has not committed the move within {0:?}")]
+    NotCommitted(Duration),
+    #[error("items change faster than they can be sent")]
+    TooMany,
+}
 
-/// Sends the items of a move, whose COPY has come, until COMMITTED has come or the move has ended.
-/// `seal` seals the slots; if it returns false, or `ends` returns true, the session ends. A read of the
-/// stream lasts a few milliseconds at most.
+impl From<TooMany> for SourceError {
+    fn from(_: TooMany) -> SourceError {
+        SourceError::TooMany
+    }
+}
+
+/// Sends the items of a move, whose COPY has come, until COMMITTED has come. `seal` seals the slots, and
+/// returns once no request for them is executed any more; if it returns false, or `ends` returns true,
+/// the session ends.
 ///
 /// # Errors
 /// Returns [`SourceError`]. If the slots are sealed, they stay so.
 pub(super) fn serve(
-    _shared: &Shared,
-    _stream: &TcpStream,
-    _the_move: &Move,
-    _seal: &(dyn Fn() -> bool + Sync),
-    _ends: &(dyn Fn() -> bool + Sync),
+    shared: &Shared,
+    stream: &TcpStream,
+    the_move: &Move,
+    seal: &(dyn Fn() -> bool + Sync),
+    ends: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), SourceError> {
-    todo!()
+    let Some(ring) = &shared.ring else { return Ok(()) };
+    let silent_max = shared.settings.ring.as_ref().map_or(PING_EVERY, |settings| settings.peer_timeout);
+    let queue = Arc::new(Queue::new(the_move.slots.clone()));
+    let now = Instant::now();
+    let mut session = Session {
+        shared,
+        ring,
+        stream,
+        seal,
+        ends,
+        silent_max: silent_max.max(2 * PING_EVERY),
+        // Before the walk begins, so that it misses no change.
+        hook: Some(shared.kv.add_change_hook(queue.clone())),
+        queue,
+        changed: Keys::default().into_iter(),
+        walk: Some(ScanCursor::default()),
+        out: Outgoing::default(),
+        input: Vec::new(),
+        source: Source::new(),
+        count: 0,
+        is_committed: false,
+        ended: None,
+        heard: now,
+        spoke: now,
+    };
+    session.run()
+}
+
+struct Session<'a> {
+    shared: &'a Shared,
+    ring: &'a Ring,
+    stream: &'a TcpStream,
+    seal: &'a (dyn Fn() -> bool + Sync),
+    ends: &'a (dyn Fn() -> bool + Sync),
+    silent_max: Duration,
+    /// Fills the queue, until the slots are sealed and nothing changes any more.
+    hook: Option<AddedHook>,
+    queue: Arc<Queue>,
+    /// Changed keys that were taken out of the queue.
+    changed: std::collections::hash_set::IntoIter<Box<[u8]>>,
+    /// The next hash bucket of the walk; `None` at its end.
+    walk: Option<ScanCursor>,
+    out: Outgoing,
+    input: Vec<u8>,
+    source: Source,
+    /// The number of ITEM and GONE so far.
+    count: u64,
+    is_committed: bool,
+    /// When END was sent. A target that cannot commit must not keep the slots sealed.
+    ended: Option<Instant>,
+    /// When the target last sent or accepted bytes.
+    heard: Instant,
+    /// When bytes were last sent.
+    spoke: Instant,
+}
+
+impl Session<'_> {
+    fn run(&mut self) -> Result<(), SourceError> {
+        self.stream.set_nonblocking(true)?;
+        // The walk leaves the cores to the workers. What comes afterwards does not: the changes must be
+        // sent faster than they occur, and after the seal clients wait. A thread cannot raise its
+        // priority again, so the walk has a thread of its own.
+        thread::scope(|scope| {
+            let walk = thread::Builder::new().name("cached-walk".into());
+            let walk = walk.spawn_scoped(scope, || {
+                let _ = rustix::process::nice(WALK_NICE);
+                self.walk()
+            })?;
+            walk.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })?;
+        while self.changed.len() + self.queue.len() >= QUEUE_SHORT {
+            self.take_turn()?;
+        }
+        self.decide(SourceEvent::Walked)?;
+        while !self.is_committed {
+            if !self.has_changes() {
+                self.wait(PollFlags::IN)?;
+            }
+            self.take_turn()?;
+        }
+        Ok(())
+    }
+
+    /// Sends all items once.
+    fn walk(&mut self) -> Result<(), SourceError> {
+        while self.walk.is_some() {
+            self.take_turn()?;
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Sends a slice if there is anything to send, and does what the target says.
+    fn take_turn(&mut self) -> Result<(), SourceError> {
+        if self.walk.is_some() || self.has_changes() {
+            self.send_slice()?;
+        }
+        self.look()?;
+        match self.receive()? {
+            Some(event) => self.decide(event),
+            None => Ok(()),
+        }
+    }
+
+    /// Does what follows from an event.
+    fn decide(&mut self, event: SourceEvent) -> Result<(), SourceError> {
+        match self.source.on(event)? {
+            Some(SourceAction::SendReady) => self.say(&Frame::Ready),
+            Some(SourceAction::Seal) => match (self.seal)() {
+                true => self.decide(SourceEvent::Passed),
+                false => Err(SourceError::Ends),
+            },
+            Some(SourceAction::Drain) => {
+                while self.has_changes() {
+                    self.send_slice()?;
+                }
+                self.decide(SourceEvent::Drained)
+            }
+            Some(SourceAction::SendEnd) => {
+                self.hook = None;
+                self.ended = Some(Instant::now());
+                self.say(&Frame::End { count: self.count, cas: self.shared.kv.cas_ahead() })
+            }
+            Some(SourceAction::Refresh) => {
+                self.is_committed = true;
+                self.ring.events.outdated.notify_one();
+                Ok(())
+            }
+            Some(SourceAction::Close | SourceAction::CloseAndAbort) | None => Ok(()),
+        }
+    }
+
+    fn has_changes(&self) -> bool {
+        self.hook.is_some() && self.changed.len() + self.queue.len() > 0
+    }
+
+    /// Reads and sends some changed items, unless few wait during the walk, and some items of the walk.
+    fn send_slice(&mut self) -> Result<(), SourceError> {
+        let kv = &self.shared.kv;
+        {
+            let is_handed_over = self.shared.is_handed_over.lock();
+            if *is_handed_over {
+                return Err(SourceError::Ends);
+            }
+            if self.changed.len() == 0 && (self.walk.is_none() || self.queue.len() >= QUEUE_SHORT) {
+                self.changed = self.queue.take()?.into_iter();
+            }
+            while self.out.bytes.len() < SLICE_BYTES
+                && let Some(key) = self.changed.next()
+            {
+                self.out.add_key(kv, &key);
+            }
+            for _ in 0..SLICE_BUCKETS {
+                let Some(at) = self.walk.filter(|_| self.out.bytes.len() < 2 * SLICE_BYTES) else { break };
+                self.walk = self.out.add_bucket(kv, at, &self.queue);
+            }
+        }
+        let (items, bytes) = (std::mem::take(&mut self.out.items), self.out.bytes.len());
+        self.count += items;
+        self.ring.moves.add(Direction::Out, items, bytes as u64);
+        self.send()
+    }
+
+    fn say(&mut self, frame: &Frame<'_>) -> Result<(), SourceError> {
+        frame.encode(&mut self.out.bytes);
+        self.send()
+    }
+
+    /// Sends everything that is encoded, or PING if there has been nothing for long.
+    fn send(&mut self) -> Result<(), SourceError> {
+        if self.out.bytes.is_empty() && self.spoke.elapsed() >= PING_EVERY {
+            Frame::Ping.encode(&mut self.out.bytes);
+        }
+        let mut sent = 0;
+        while sent < self.out.bytes.len() {
+            match (&*self.stream).write(&self.out.bytes[sent..]) {
+                Ok(0) => return Err(SourceError::Closed),
+                Ok(count) => {
+                    sent += count;
+                    self.heard = Instant::now();
+                    self.spoke = self.heard;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.wait(PollFlags::OUT)?;
+                    self.look_at_time()?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.out.bytes.clear();
+        self.out.bytes.shrink_to(BUFFER_BYTES_MAX);
+        Ok(())
+    }
+
+    /// Reads what has come. Returns the first event.
+    fn receive(&mut self) -> Result<Option<SourceEvent>, SourceError> {
+        loop {
+            if let Some((frame, bytes)) = frame(&self.input, 0)? {
+                let event = match frame {
+                    Frame::Seal => Some(SourceEvent::Seal),
+                    Frame::Committed { .. } => Some(SourceEvent::Committed),
+                    Frame::Ping => None,
+                    _ => return Err(SourceError::Unexpected),
+                };
+                self.input.drain(..bytes);
+                if event.is_some() {
+                    return Ok(event);
+                }
+                continue;
+            }
+            let mut bytes = [0; 512];
+            match (&*self.stream).read(&mut bytes) {
+                Ok(0) => return Err(SourceError::Closed),
+                Ok(count) => {
+                    self.heard = Instant::now();
+                    self.input.extend_from_slice(&bytes[..count]);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until the socket is ready, or for a short time.
+    fn wait(&self, flags: PollFlags) -> Result<(), SourceError> {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
+        match poll(&mut [PollFd::new(self.stream, flags)], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(io::Error::from(error).into()),
+        }
+    }
+
+    /// Looks whether the session must end, and sends PING if it is time.
+    fn look(&mut self) -> Result<(), SourceError> {
+        self.look_at_time()?;
+        self.send()
+    }
+
+    fn look_at_time(&self) -> Result<(), SourceError> {
+        if (self.ends)() {
+            return Err(SourceError::Ends);
+        }
+        if self.heard.elapsed() > self.silent_max {
+            return Err(SourceError::Silent(self.silent_max));
+        }
+        if self.ended.is_some_and(|ended| ended.elapsed() > self.silent_max) {
+            return Err(SourceError::NotCommitted(self.silent_max));
+        }
+        Ok(())
+    }
+}
+
+/// Messages that are to be sent.
+#[derive(Default)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    /// The number of ITEM and GONE.
+    items: u64,
+    /// Values that are copied once their hash bucket is not locked any more.
+    pinned: Vec<Pinned>,
+}
+
+struct Pinned {
+    key: Vec<u8>,
+    attributes: Attributes,
+    value: PinnedValue,
+}
+
+/// The attributes of an item, as they are sent.
+#[derive(Clone, Copy)]
+struct Attributes {
+    flags: u32,
+    cas: u64,
+    ttl_ms: Option<u64>,
+    idle_ms: u64,
+    bits: u8,
+}
+
+impl Attributes {
+    fn of(item: &ItemView<'_>) -> Attributes {
+        let bit = |is_set: bool, bit| if is_set { bit } else { 0 };
+        let ms = |secs: u32| u64::from(secs) * 1000;
+        Attributes {
+            flags: item.client_flags(),
+            cas: item.cas(),
+            ttl_ms: item.expiry().remaining_secs(item.now()).map(ms),
+            idle_ms: ms(item.now().saturating_sub(item.last_access())),
+            bits: bit(item.fetched(), bits::FETCHED)
+                | bit(item.stale(), bits::STALE)
+                | bit(item.token_sent(), bits::TOKEN_SENT)
+                | bit(item.key_binary(), bits::BASE64),
+        }
+    }
+
+    fn frame<'a>(self, key: &'a [u8], value: &'a [u8]) -> ItemFrame<'a> {
+        let Attributes { flags, cas, ttl_ms, idle_ms, bits } = self;
+        ItemFrame { key, value, flags, cas, ttl_ms, idle_ms, bits }
+    }
+}
+
+impl Outgoing {
+    /// Adds the item of a key, or that there is none.
+    fn add_key(&mut self, kv: &Kv, key: &[u8]) {
+        if kv.peek(key, kv.hash(key), |item| self.add(item)).is_err() {
+            Frame::Gone { key }.encode(&mut self.bytes);
+            self.items += 1;
+        }
+        self.add_pinned();
+    }
+
+    /// Adds the items of a hash bucket that belong to the slots. Returns the next one.
+    fn add_bucket(&mut self, kv: &Kv, at: ScanCursor, queue: &Queue) -> Option<ScanCursor> {
+        let next = kv.scan(at, |item| {
+            if queue.has_slot_of(item.key()) {
+                self.add(item);
+            }
+        });
+        self.add_pinned();
+        next
+    }
+
+    /// Adds an item whose hash bucket is locked.
+    fn add(&mut self, item: &ItemView<'_>) {
+        let attributes = Attributes::of(item);
+        match item.inline_value().filter(|value| value.len() < PINNED_BYTES_MIN) {
+            Some(value) => Frame::Item(attributes.frame(item.key(), value)).encode(&mut self.bytes),
+            None => self.pinned.push(Pinned { key: item.key().to_vec(), attributes, value: item.pin() }),
+        }
+        self.items += 1;
+    }
+
+    /// Adds the items whose values are pinned.
+    fn add_pinned(&mut self) {
+        for Pinned { key, attributes, value } in self.pinned.drain(..) {
+            attributes.frame(&key, &[]).encode_head(value.bytes(), &mut self.bytes);
+            value.chunks().for_each(|chunk| self.bytes.extend_from_slice(chunk));
+        }
+    }
 }
