@@ -32,6 +32,8 @@ pub(crate) use served::accept;
 pub(crate) use target::copy;
 pub use target::{Copied, CopyError};
 
+use crate::ring::SERVED_MAX;
+use crate::settings::Settings;
 use crate::shared::Shared;
 use std::sync::Arc;
 use std::thread;
@@ -42,6 +44,17 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The interval at which an end that has nothing else to send says that it lives.
 const PING_EVERY: Duration = Duration::from_secs(1);
+
+/// Returns the most memory of copy sessions, in bytes: of those that this node serves, and of the one
+/// that it asks for. There are none without a ring whose map is in a registry.
+pub(crate) fn bytes_max(settings: &Settings) -> usize {
+    let has_moves = settings.ring.as_ref().is_some_and(|ring| ring.map.nodes().iter().any(|node| node.term != 0));
+    let item = 2 * settings.item_bytes_max;
+    match has_moves {
+        true => SERVED_MAX * (source::SESSION_BYTES_MAX + item) + target::SESSION_BYTES_MAX + item,
+        false => 0,
+    }
+}
 
 /// Runs a session on a thread of its own. Returns whether it was started: it is not once the server
 /// ends, or without memory for a thread.

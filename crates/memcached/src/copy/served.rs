@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// The time in which the map with a move must come that a target already knows.
@@ -129,9 +130,9 @@ fn read_copy(shared: &Shared, mut stream: &TcpStream) -> Result<u64, End> {
 /// Returns the move once the map in force has it.
 fn await_move(shared: &Shared, ring: &Ring, id: u64, node: &str) -> Result<Move, End> {
     let deadline = Instant::now() + MAP_WITHIN;
+    let mut next_map: Option<(u64, Receiver<()>)> = None;
     loop {
-        // Asked for before the look, so that no map is missed.
-        let next_map = ring.when_in_force(ring.map().version() + 1);
+        let version = ring.map().version();
         let line = match ring.giving(id, node) {
             Ok(the_move) => return Ok(the_move),
             Err(line) => line,
@@ -140,6 +141,10 @@ fn await_move(shared: &Shared, ring: &Ring, id: u64, node: &str) -> Result<Move,
             return Err(End::Refused(line));
         }
         ring.events.outdated.notify_one();
+        let next_map = match &mut next_map {
+            Some((before, next_map)) if *before == version => next_map,
+            other => &other.insert((version, ring.when_in_force(version + 1))).1,
+        };
         // Slots may also become this node's own without another map.
         let _ = next_map.recv_timeout(LOOK);
     }

@@ -4,7 +4,7 @@
 //! states. Changes of the slots are queued from before the walk over all items: an item that the walk
 //! does not see as it is in the end is queued.
 
-use super::queue::{Keys, Queue, TooMany};
+use super::queue::{BYTES_MAX as QUEUE_BYTES_MAX, Keys, Queue, TooMany};
 use super::{LOOK, PING_EVERY};
 use crate::ring::{Direction, Ring};
 use crate::shared::Shared;
@@ -32,6 +32,9 @@ const PINNED_BYTES_MIN: usize = 16 << 10;
 const QUEUE_SHORT: usize = 256;
 /// The capacity of the buffer that stays.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
+/// The most memory of a session besides the largest item, in bytes: the queue, of which a part may have
+/// been taken, and the buffer.
+pub(super) const SESSION_BYTES_MAX: usize = 2 * QUEUE_BYTES_MAX + 4 * BUFFER_BYTES_MAX;
 /// The priority of the walk, as a difference to that of other threads.
 const WALK_NICE: i32 = 10;
 

@@ -26,6 +26,9 @@ const VALUE_BYTES_MAX: usize = 1 << 30;
 /// The number of bytes requested by one read.
 const READ_BYTES: usize = 256 << 10;
 
+/// The most memory of a session besides the largest item, in bytes.
+pub(super) const SESSION_BYTES_MAX: usize = 4 * READ_BYTES;
+
 /// Opens the connection to the source with this name. The last argument says whether the session is
 /// not wanted any more. The error is a part of a line.
 pub(crate) type Dial = fn(&Shared, &str, &dyn Fn() -> bool) -> Result<TcpStream, String>;
@@ -179,6 +182,13 @@ fn run(
     orders: &Receiver<Order>,
     news: &UnboundedSender<News>,
 ) -> Result<(), CopyError> {
+    // The map that has begun the move, whose version is the id, is perhaps only about to be in force.
+    let in_force = ring.when_in_force(id);
+    while in_force.recv_timeout(LOOK).is_err() {
+        if news.is_closed() || is_ending(shared) {
+            return Err(CopyError::Ends);
+        }
+    }
     let filling = ring.begin_filling(id).map_err(|none| match none {
         NoFilling::Gone => CopyError::Gone,
         NoFilling::Held => CopyError::Ends,
@@ -187,10 +197,18 @@ fn run(
     let guard = Guard { ring, filling };
     let filling = &*guard.filling;
     let flushes = shared.kv.flushes().ok_or(CopyError::Flushed)?;
+    {
+        let is_handed_over = shared.is_handed_over.lock();
+        if *is_handed_over {
+            return Err(CopyError::Ends);
+        }
+        // A process that follows must remove what will have come.
+        shared.kv.set_mark(ring.mark_now());
+    }
     clear(shared, ring, filling)?;
-    let wanted = || news.is_closed() || is_ending(shared) || !ring.may_fill(filling);
+    let is_unwanted = || news.is_closed() || is_ending(shared) || !ring.may_fill(filling);
     let unreachable = |why| CopyError::Unreachable(filling.from.clone(), why);
-    let stream = dial(shared, &filling.from, &wanted).map_err(unreachable)?;
+    let stream = dial(shared, &filling.from, &is_unwanted).map_err(unreachable)?;
     if !ring.fill(filling) {
         return Err(CopyError::Gone);
     }

@@ -294,6 +294,8 @@ impl Server {
         }
         let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
         tracing::info!("stopping");
+        // Requests that wait for a slot could not be answered otherwise.
+        copy::end(&shared);
         if is_handed_over {
             // The socket now belongs to another process.
             std::mem::forget(listeners.unix_file);
@@ -310,7 +312,6 @@ impl Server {
             queue.send(if failed { Command::Abort } else { Command::Drain });
         }
         let stuck = wait_for_workers(&ended, &shared);
-        copy::end(&shared);
         drop((background, arbiter, ring));
         // A thread may be reading a file from a hung disk, so the shutdown does not wait for the
         // thread.

@@ -8,6 +8,7 @@
 use super::inbound::{InboundLane, SUSPENDED_BYTES_MAX, collected_bytes_max};
 use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
+use crate::copy;
 use crate::ring::{LaneId, Lanes, Outcome, Pulse, STRANGERS_MAX};
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -63,7 +64,8 @@ pub(crate) fn ring_bytes_max(settings: &Settings) -> usize {
     let peers = ring.map.nodes().len().saturating_sub(1);
     let outbound = peers * settings.threads * OUTBOUND_BYTES_MAX;
     let inbound = (peers + STRANGERS_MAX) * ring.peer_lanes_max as usize * INBOUND_BYTES_MAX;
-    outbound + inbound + settings.threads * LANE_BUFFER_BYTES + collected_bytes_max(settings)
+    let lanes = outbound + inbound + settings.threads * LANE_BUFFER_BYTES + collected_bytes_max(settings);
+    lanes + copy::bytes_max(settings)
 }
 
 /// A worker's connections to other nodes.
@@ -260,8 +262,11 @@ impl Worker {
                 self.with_lanes(|_, lanes, _| lanes.ping_all());
                 self.list_lanes();
             }
-            // No request is being executed. Fails if the receiver has ended.
-            Command::Pass(done) => drop(done.send(())),
+            Command::Pass(done) => {
+                self.complete_retrievals();
+                // No request is being executed. Fails if the receiver has ended.
+                drop(done.send(()));
+            }
             _ => {}
         }
     }

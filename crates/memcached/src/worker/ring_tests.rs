@@ -1,5 +1,6 @@
 //! Two nodes of a ring in one process, a client of one of them, and the maps of a node.
 
+mod moves;
 pub(super) mod nodes;
 
 use super::maps::adopt_items;
@@ -268,6 +269,19 @@ fn replies_that_wait_are_completed_when_their_owner_ends() {
     }
     assert_eq!(replies(&reply), 1);
     assert_eq!(owner.ring().suspended_pins.load(Ordering::Relaxed), 0);
+}
+
+/// A retrieval whose reply has begun finds all of its keys, although their slots become another node's.
+#[test]
+fn a_retrieval_that_has_begun_is_completed_when_its_slots_are_lost() {
+    let mut bench = Bench::new();
+    bench.owner.worker.shared.kv.set(b"large", &vec![b'v'; 900_000]).unwrap();
+    bench.client.write_all(b"get large large large\r\n").unwrap();
+    (0..20).for_each(|_| bench.turn());
+    bench.owner.put_in_force(&map(2, 0));
+    assert!(!bench.owner.has(b"large"));
+    let reply = bench.ask(b"", b"END\r\n");
+    assert_eq!(reply.len(), 3 * ("VALUE large 0 900000\r\n".len() + 900_002) + 5);
 }
 
 /// A node that ends opens no lane any more, so what waits for one is answered.

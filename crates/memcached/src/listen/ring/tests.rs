@@ -1,7 +1,7 @@
 //! Two nodes of one process, each without threads: the tests take the workers' place, so that they see
 //! which lanes the handshakes give them, and when.
 
-use super::{Accepted, accept, dial};
+use super::{Accepted, accept, dial, dial_copy};
 use crate::connections::{Command, OpenLane, ServeLane};
 use crate::listen::{Listener, ListenerAddress};
 use crate::process::Logging;
@@ -159,6 +159,44 @@ fn nodes_with_different_secrets_get_no_lane() {
                 assert!(matches!(next(&a).await, Command::NoLane(_)));
             }
             assert!(b.connections.queue(0).take().is_empty());
+        });
+    }
+}
+
+/// A copy session is no lane, and both ends prove that they know the secret.
+#[test]
+fn a_copy_session_opens_with_a_common_secret_and_reaches_no_worker() {
+    let both = || RingSecrets::new(secret(OTHER), secret(SECRET));
+    let one = |text| RingSecrets::new(secret(text), None);
+    let none = RingSecrets::default;
+    for (dialler, listener, opens) in [
+        (none(), none(), true),
+        (one(SECRET), both(), true),
+        (both(), one(SECRET), true),
+        (one(OTHER), one(SECRET), false),
+        (none(), one(SECRET), false),
+    ] {
+        run(async || {
+            let place = Place::new();
+            let (a, b) = (place.node("a", dialler), place.node("b", listener));
+            tokio::task::spawn_local(accept(place.listener(), b.clone(), Rc::<Accepted>::default()));
+            let dialled = tokio::task::spawn_blocking(move || {
+                assert!(dial_copy(&a, "b", &|| true).is_err(), "it is not wanted");
+                dial_copy(&a, "b", &|| false)
+            });
+            let dialled = dialled.await.unwrap();
+            assert_eq!(dialled.is_ok(), opens, "{dialled:?}");
+            let Ok(mut stream) = dialled else { return };
+            // Who does not ask for a move is refused.
+            let closed = tokio::task::spawn_blocking(move || {
+                let mut bytes = Vec::new();
+                (0..3).for_each(|_| cached_ring::copy::Frame::Seal.encode(&mut bytes));
+                stream.write_all(&bytes).unwrap();
+                stream.read(&mut [0; 64]).map_or(true, |count| count == 0)
+            });
+            assert!(closed.await.unwrap());
+            assert!(b.connections.queue(0).take().is_empty(), "no lane");
+            crate::copy::end(&b);
         });
     }
 }

@@ -6,6 +6,7 @@ use crate::ring::add;
 use crate::stream::{Mark, Output, Socket};
 use crate::worker::Worker;
 use cached_proto::text::GetCursor;
+use cached_ring::slot_of;
 use cached_ring::wire::{self, HEAD_BYTES, Kind, MESSAGE_BYTES_MAX, SUSPENDED_MAX};
 use std::os::fd::{AsFd, AsRawFd};
 use std::task::Poll;
@@ -127,6 +128,44 @@ impl Worker {
         let kind = if rest.is_empty() { Kind::Done } else { Kind::ReplyPart };
         wire::patch(&mut self.output.bytes, at, kind, id, bytes);
         rest
+    }
+
+    /// Executes the rest of each retrieval of which a key has become, or is becoming, another node's:
+    /// its reply has begun here. Called before this worker says that it has completed what it was
+    /// executing.
+    pub(in crate::worker) fn complete_retrievals(&mut self) {
+        let count = self.lanes.as_ref().map_or(0, |own| own.inbound.len());
+        for at in 0..count {
+            let lane = self.lanes.as_mut().and_then(|own| own.inbound[at].take());
+            let Some(mut lane) = lane else { continue };
+            let mut suspended = std::mem::take(&mut lane.suspended);
+            let mut unwaited = std::mem::take(&mut lane.unwaited);
+            suspended.values_mut().for_each(|rest| self.complete_retrieval(&lane, rest));
+            unwaited.iter_mut().for_each(|(_, rest)| self.complete_retrieval(&lane, rest));
+            lane.suspended_bytes = suspended.values().map(Suspended::bytes).sum();
+            (lane.suspended, lane.unwaited) = (suspended, unwaited);
+            if let Some(own) = &mut self.lanes {
+                own.inbound[at] = Some(lane);
+            }
+        }
+    }
+
+    fn complete_retrieval(&mut self, lane: &InboundLane, suspended: &mut Suspended) {
+        let Some((line, cursor)) = suspended.further.take() else { return };
+        let mut keys = cursor.resume(&line);
+        let keys = std::iter::from_fn(|| keys.next_key());
+        let is_own = self.shared.ring.as_ref().is_some_and(|ring| { keys }.all(|key| ring.owns(slot_of(key))));
+        let mut next = Next::Suspend(cursor);
+        while let Next::Suspend(cursor) = next {
+            if is_own {
+                suspended.further = Some((line, cursor));
+                return;
+            }
+            self.work.renew();
+            let (mark, _) = self.begin_reply();
+            next = exec::get_many(&mut self.executor_for(lane), &mut cursor.resume(&line));
+            suspended.rest.append(&mut self.cut(mark));
+        }
     }
 
     /// Keeps the rest of a reply until MORE, or sends it without waiting if too much is kept.

@@ -259,7 +259,7 @@ fn a_node_that_breaks_the_protocol_loses_its_lane_and_nothing_else() {
             ("the same id twice", [text(id, b"get k\r\n"), text(id, b"get k\r\n")].concat()),
             ("a reply", message(id, 0xffff, 129, 0, b"END\r\n")),
             ("an unknown kind", message(id, 0xffff, 9, 0, b"")),
-            ("unknown flags", message(id, k, 1, 16, b"get k\r\n")),
+            ("unknown flags", message(id, k, 1, 32, b"get k\r\n")),
             ("no such slot", message(id, 16_384, 1, 0, b"get k\r\n")),
             ("a message after BYE", [message(0, 0xffff, 6, 0, b""), text(id, b"get k\r\n")].concat()),
             ("HTTP", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
