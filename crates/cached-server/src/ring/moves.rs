@@ -6,19 +6,26 @@ use super::steward::Shared;
 use cached_memcached::{Copied, MoveStep};
 use cached_registry::Error;
 use cached_ring::{Map, SlotSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-/// The interval at which a node without a move looks which nodes it can reach.
-const LOOK: Duration = Duration::from_millis(250);
+/// The interval at which a node that lacks slots looks which nodes it can reach.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The interval at which a node looks whether the map of its move is in force.
+const MAP_LOOK: Duration = Duration::from_millis(2);
 
 /// What this node does next.
 enum Next {
     /// Aborts a move to it whose outcome was unknown, or that the registry could not abort.
     Abort(u64),
-    /// Moves slots of this node to itself.
+    /// Moves slots of another node to this one.
     Move(String, SlotSet),
-    Nothing,
+    /// Waits until it can reach a node that has slots for it.
+    Look,
+    /// Waits for another map.
+    Wait,
 }
 
 /// What a move has brought.
@@ -36,7 +43,7 @@ impl Shared {
         let mut back_off = BackOff::new();
         loop {
             let map = latest.borrow_and_update().clone();
-            let is_done = match map.map_or(Next::Nothing, |map| self.next(&map)) {
+            let is_done = match map.map_or(Next::Wait, |map| self.next(&map)) {
                 Next::Abort(id) => self.abort(id).await,
                 Next::Move(from, slots) => {
                     self.is_moving.send_replace(true);
@@ -44,9 +51,14 @@ impl Shared {
                     self.is_moving.send_replace(false);
                     is_done
                 }
-                Next::Nothing => {
+                Next::Look => {
                     // Connections come and go without a change of the map.
                     let _ = timeout(LOOK, latest.changed()).await;
+                    continue;
+                }
+                Next::Wait => {
+                    // Fails only if the steward ends.
+                    let _ = latest.changed().await;
                     continue;
                 }
             };
@@ -59,18 +71,21 @@ impl Shared {
 
     fn next(&self, map: &Map) -> Next {
         if *self.is_held.borrow() {
-            return Next::Nothing;
+            return Next::Look;
         }
         let own = map.find(&self.node);
         if let Some(left) = map.moves().iter().find(|one| Some(one.to) == own) {
             return Next::Abort(left.id);
         }
+        if map.next_move(&self.node, &|_| true).is_none() {
+            return Next::Wait;
+        }
         // A node that does not know this one would leave it out when it flushes all nodes.
         if !self.live.is_known_to_all() {
-            return Next::Nothing;
+            return Next::Look;
         }
         let next = map.next_move(&self.node, &|node| self.live.is_reachable(node));
-        next.map_or(Next::Nothing, |(from, slots)| Next::Move(from, slots))
+        next.map_or(Next::Look, |(from, slots)| Next::Move(from, slots))
     }
 
     /// Moves slots to this node. Returns whether they are its own now.
@@ -88,8 +103,15 @@ impl Shared {
         self.live.count_move(MoveStep::Begun);
         tracing::info!(id, from, slots = count, "a move of slots to this node begins");
         let began = Instant::now();
+        let copy = async {
+            // The map is put in force by a thread.
+            while self.live.map_version() < id {
+                sleep(MAP_LOOK).await;
+            }
+            self.live.copy(id, async || self.confirm(id).await).await
+        };
         let copied = tokio::select! {
-            copied = self.live.copy(id, async || self.confirm(id).await) => copied.map_err(|error| error.to_string()),
+            copied = copy => copied.map_err(|error| error.to_string()),
             why = self.is_over(id) => Err(why.to_owned()),
         };
         let brought = match copied {
@@ -131,7 +153,7 @@ impl Shared {
     /// Waits until the move is no longer in the map, or another process takes over. Returns the reason.
     async fn is_over(&self, id: u64) -> &'static str {
         let (mut latest, mut held) = (self.documents.latest(), self.is_held.subscribe());
-        let is_gone = |map: &Option<_>| map.as_ref().is_none_or(|map: &std::sync::Arc<Map>| map.find_move(id).is_none());
+        let is_gone = |map: &Option<Arc<Map>>| map.as_ref().is_none_or(|map| map.find_move(id).is_none());
         tokio::select! {
             _ = latest.wait_for(is_gone) => "it is no longer in the registry",
             _ = held.wait_for(|is_held| *is_held) => "another process takes over this node",

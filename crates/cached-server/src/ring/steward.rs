@@ -10,10 +10,13 @@ use cached_registry::{Error, Registry, RegistryTable};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// The minimum time between two reads because other nodes have a later map.
+/// The minimum time between two reads because other nodes have a later map. It doubles while there
+/// is none in the registry: this node may have been removed.
 const REFRESH_MIN: Duration = Duration::from_millis(20);
+/// The maximum of that time.
+const REFRESH_MAX: Duration = Duration::from_secs(2);
 /// The interval at which a hand-over looks whether moves have ended.
 const LOOK: Duration = Duration::from_millis(10);
 /// The maximum time for closing the connection to the store.
@@ -133,8 +136,8 @@ fn run(
 impl Shared {
     /// Puts each map in force that appears in the registry.
     async fn watch(&self) {
-        let events = self.live.ring_events();
-        let mut back_off = BackOff::new();
+        let (events, mut latest) = (self.live.ring_events(), self.documents.latest());
+        let (mut back_off, mut pause, mut not_before) = (BackOff::new(), REFRESH_MIN, Instant::now());
         loop {
             let mut watch = match self.documents.watch().await {
                 Ok(watch) => watch,
@@ -146,9 +149,13 @@ impl Shared {
             };
             back_off.reset();
             loop {
-                let is_watched = tokio::select! {
+                let outdated = async {
+                    sleep_until(not_before).await;
+                    events.outdated.notified().await;
+                };
+                tokio::select! {
                     changes = watch.next() => match self.documents.note(changes) {
-                        Ok(_) => true,
+                        Ok(_) => {}
                         // The next watch begins with the present state.
                         Err(Error::Compacted { .. }) => break,
                         Err(_) => {
@@ -156,16 +163,17 @@ impl Shared {
                             break;
                         }
                     },
-                    () = events.outdated.notified() => false,
-                };
+                    () = outdated => {}
+                }
                 if let Err(error) = self.documents.read().await {
                     self.report(&error);
                     back_off.wait().await;
                     break;
                 }
-                if !is_watched {
-                    sleep(REFRESH_MIN).await;
-                }
+                let is_later = latest.has_changed().unwrap_or(false);
+                latest.mark_unchanged();
+                pause = if is_later { REFRESH_MIN } else { (pause * 2).min(REFRESH_MAX) };
+                not_before = Instant::now() + pause;
             }
         }
     }

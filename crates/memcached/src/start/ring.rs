@@ -21,6 +21,11 @@ impl LiveServer {
         ring.set_map(map)
     }
 
+    /// Returns the version of the map in force; 0 without a ring.
+    pub fn map_version(&self) -> u64 {
+        self.ring(|ring, _| ring.map().version()).unwrap_or(0)
+    }
+
     /// Returns what happens at this node that its steward has to act on.
     pub fn ring_events(&self) -> Arc<RingEvents> {
         self.ring(|ring, _| ring.events.clone()).unwrap_or_default()
