@@ -30,6 +30,8 @@
 //! | [`time_of_day`] | programs whose time of day a test sets |
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
 //! | [`pair`] | two hosts that elect the one that serves |
+//! | [`etcd`] | an etcd that a test kills and starts again |
+//! | [`relay`] | a TCP relay that a test cuts or delays |
 //! | [`ending`] | flags that end threads, also where a test fails |
 //! | [`object_client`] | clients of objects that wait for a slow server |
 //! | [`http`] | a client of the admin listener |
@@ -56,6 +58,7 @@ pub mod conn;
 pub mod daemon;
 pub mod differences;
 pub mod ending;
+pub mod etcd;
 pub mod frame;
 pub mod generate;
 pub mod http;
@@ -73,6 +76,7 @@ pub mod play;
 pub mod program;
 pub mod python;
 pub mod reference;
+pub mod relay;
 pub mod ring;
 pub mod s3;
 pub mod script;

@@ -2,20 +2,20 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cached_tests::ceph::Cluster;
 use cached_tests::daemon::{DEADLINE, Daemon, write_secret};
-use cached_tests::outside::{find_program, kill_with_thread, run, skip, text};
+use cached_tests::etcd::Etcd;
+use cached_tests::outside::{run, text};
 use cached_tests::pair::{Host, NODES, Pair};
+use cached_tests::relay::Relay;
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
 use cached_tests::s3::wire::{Connection, Request};
-use cached_tests::server::{bring_up, free_port, is_up};
+use cached_tests::server::free_port;
 use cached_tests::small_disk::SmallDisk;
 use cached_tests::time_of_day::TimeOfDay;
-
-use super::relay::Relay;
 
 /// The lease.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -76,55 +76,6 @@ pub(crate) struct Ways {
     pub(crate) objects: [String; 2],
     pub(crate) http: [String; 2],
     pub(crate) volumes: [PathBuf; 2],
-}
-
-/// One etcd.
-struct Etcd {
-    child: Child,
-    port: u16,
-    dir: tempfile::TempDir,
-}
-
-impl Etcd {
-    fn start(test: &str) -> Option<Self> {
-        if find_program("etcd").is_none() {
-            skip(test, "etcd is not installed (Debian: etcd-server)");
-            return None;
-        }
-        let dir = tempfile::tempdir().expect("a directory");
-        let (child, port) = bring_up("etcd", |port| Some((Self::spawn(dir.path(), port)?, port)));
-        Some(Self { child, port, dir })
-    }
-
-    /// Starts the program, and waits until it listens; `None` if it ends instead.
-    fn spawn(dir: &Path, port: u16) -> Option<Child> {
-        let url = format!("http://127.0.0.1:{port}");
-        let log = std::fs::File::create(dir.join("log")).expect("a log");
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(dir.join("data"));
-        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-        command.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
-        kill_with_thread(&mut command);
-        let mut child = command.spawn().expect("etcd runs");
-        is_up(&mut child, port).then_some(child)
-    }
-
-    fn kill(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    fn restart(&mut self) {
-        self.child = Self::spawn(self.dir.path(), self.port).expect("etcd starts again");
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// Returns a program's address on loopback.

@@ -11,7 +11,6 @@ mod faults;
 mod hosts;
 mod load;
 mod others;
-mod relay;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
