@@ -77,44 +77,23 @@ pub fn run_on(
     seed: u64,
     is_verbose: bool,
 ) -> Report {
-    let common = Common::default();
-    let mut clients: Vec<Client> = (0..clients)
-        .map(|number| Client::new(number, SmallRng::seed_from_u64(seed * 1_000 + number as u64)))
-        .collect();
-    let mut report = Report::default();
-    let goes_on = AtomicBool::new(true);
     let port = servers[0].port;
-    std::thread::scope(|scope| {
-        let running: Vec<_> = clients
-            .iter_mut()
-            .map(|client| {
-                let (common, goes_on) = (&common, &goes_on);
-                scope.spawn(move || client.run_while(port, common, goes_on))
-            })
-            .collect();
-        // The clients stop even if an upgrade fails.
-        let _stop = Stop(&goes_on);
+    run_while(&[port], clients, seed, true, |changes, report| {
         // An additional client measures the longest wait in each upgrade.
         let mut observer = Some(Connection::open(port).expect("a connection"));
         for round in 1..=upgrades {
-            let before = common.acknowledged.load(Ordering::Relaxed);
-            crate::daemon::wait_for("changes", || {
-                assert!(
-                    !running.iter().any(|client| client.is_finished()),
-                    "a client has lost its connection"
-                );
-                (common.acknowledged.load(Ordering::Relaxed) >= before + CHANGES_BETWEEN).then_some(())
-            });
-            let is_over = std::sync::Arc::new(AtomicBool::new(false));
-            let watch = observer.take().map(|connection| {
-                let is_over = is_over.clone();
-                scope.spawn(move || observe(connection, &is_over))
-            });
-            let end = SetOnDrop(&is_over);
+            changes.more(CHANGES_BETWEEN);
+            let is_over = AtomicBool::new(false);
             let last = servers.len() - 1;
-            let took = servers[last - (round - 1) as usize % servers.len()].upgrade();
-            drop(end);
-            match watch.map(std::thread::ScopedJoinHandle::join) {
+            let server = &mut servers[last - (round - 1) as usize % (last + 1)];
+            let (took, observed) = std::thread::scope(|scope| {
+                let watch = observer.take().map(|connection| scope.spawn(|| observe(connection, &is_over)));
+                let end = SetOnDrop(&is_over);
+                let took = server.upgrade();
+                drop(end);
+                (took, watch.map(std::thread::ScopedJoinHandle::join))
+            });
+            match observed {
                 Some(Ok(Ok((connection, pause)))) => {
                     report.pauses.push(pause);
                     observer = Some(connection);
@@ -134,7 +113,62 @@ pub fn run_on(
                 );
             }
         }
-        goes_on.store(false, Ordering::Relaxed);
+    })
+}
+
+/// The changes of running clients.
+pub struct Changes<'a> {
+    common: &'a Common,
+    has_ended: &'a dyn Fn() -> bool,
+}
+
+impl Changes<'_> {
+    /// Waits until `count` more changes were acknowledged.
+    ///
+    /// # Panics
+    /// Panics if a client has lost its connection, or the changes are not acknowledged in time.
+    pub fn more(&self, count: u64) {
+        let acknowledged = || self.common.acknowledged.load(Ordering::Relaxed);
+        let until = acknowledged() + count;
+        crate::daemon::wait_for("changes", || {
+            assert!(!(self.has_ended)(), "a client has lost its connection");
+            (acknowledged() >= until).then_some(())
+        });
+    }
+}
+
+/// Runs `clients` clients of the servers at these ports, in turn, while `meanwhile` runs, and then
+/// examines all keys. Without `is_one_server` CAS values are unique for each key only.
+///
+/// # Panics
+/// Panics if `meanwhile` does.
+pub fn run_while(
+    ports: &[u16],
+    clients: usize,
+    seed: u64,
+    is_one_server: bool,
+    meanwhile: impl FnOnce(&Changes<'_>, &mut Report),
+) -> Report {
+    let common = Common::default();
+    let mut clients: Vec<Client> = (0..clients)
+        .map(|number| Client::new(number, SmallRng::seed_from_u64(seed * 1_000 + number as u64)))
+        .collect();
+    let mut report = Report::default();
+    let goes_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = clients
+            .iter_mut()
+            .enumerate()
+            .map(|(number, client)| {
+                let (common, goes_on, port) = (&common, &goes_on, ports[number % ports.len()]);
+                scope.spawn(move || client.run_while(port, common, goes_on))
+            })
+            .collect();
+        // The clients stop even if `meanwhile` panics.
+        let stop = Stop(&goes_on);
+        let has_ended = || running.iter().any(|client| client.is_finished());
+        meanwhile(&Changes { common: &common, has_ended: &has_ended }, &mut report);
+        drop(stop);
         for (number, client) in running.into_iter().enumerate() {
             match client.join() {
                 Ok(Ok(_)) => {}
@@ -145,7 +179,7 @@ pub fn run_on(
     });
     report.changes = common.acknowledged.load(Ordering::Relaxed);
     let flushes: Vec<Flush> = clients.iter().flat_map(|client| client.flushes.clone()).collect();
-    let mut connection = Connection::open(port).expect("a connection");
+    let mut connection = Connection::open(ports[0]).expect("a connection");
     let mut given = std::collections::HashSet::new();
     for (number, client) in clients.iter_mut().enumerate() {
         report.lines.append(&mut client.surprises);
@@ -154,8 +188,9 @@ pub fn run_on(
                 report.lines.push(format!("{key} was gone, after {before:?}"));
             }
         }
-        for cas in client.cas_values.drain(..) {
-            if !given.insert(cas) {
+        for (key, cas) in client.cas_values.drain(..) {
+            let of = if is_one_server { String::new() } else { key };
+            if !given.insert((of, cas)) {
                 report.lines.push(format!("CAS value {cas} was given twice"));
             }
         }

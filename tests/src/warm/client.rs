@@ -118,8 +118,8 @@ pub struct Client {
     pub pending: Option<(String, Pending)>,
     /// The client's flushes.
     pub flushes: Vec<Flush>,
-    /// The CAS values that the client has received in this round.
-    pub cas_values: Vec<u64>,
+    /// The CAS values that the client has received in this round, with their keys.
+    pub cas_values: Vec<(String, u64)>,
     /// Impossible replies.
     pub surprises: Vec<String>,
     /// Keys that went missing while the server ran, each with the last change before that.
@@ -277,7 +277,7 @@ impl Client {
                 let cas = reply.number('c').filter(|cas| *cas != 0);
                 // A touch reports the previous CAS value.
                 if !request.starts_with(b"mg") {
-                    self.cas_values.extend(cas);
+                    self.cas_values.extend(cas.map(|cas| (key.clone(), cas)));
                 }
                 let known = result.map(|seen| Seen { cas, ..seen });
                 self.last.insert(key, change(known));

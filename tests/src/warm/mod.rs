@@ -125,7 +125,7 @@ pub fn run(file: &Path, args: &str, rounds: u64, clients: usize, seed: u64, is_v
         }
         check(&server, &mut clients, &common, round, &mut report);
         for client in &mut clients {
-            for cas in client.cas_values.drain(..) {
+            for (_, cas) in client.cas_values.drain(..) {
                 if !given.insert(cas) {
                     report.cas_twice += 1;
                     report.note(format!("round {round}: CAS value {cas} was given twice"));
