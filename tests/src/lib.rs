@@ -13,6 +13,7 @@
 //! | [`password`] | servers that require passwords, and what a client sends first to them |
 //! | [`udp`] | the client's side of UDP |
 //! | [`ring`] | rings of nodes, and the map that says which node owns which slots |
+//! | [`moves`] | rings whose slots move between running nodes, and clients that must not notice |
 //! | [`conn`] | one client connection with deadlines and fragmented writes |
 //! | [`bytes`] | writing bytes as text and back |
 //! | [`frame`] | binary protocol frames |
@@ -65,6 +66,7 @@ pub mod http;
 pub mod kill9;
 pub mod lockstep;
 pub mod modules;
+pub mod moves;
 pub mod nbd;
 pub mod object_client;
 pub mod outside;

@@ -31,6 +31,7 @@ mod manual;
 mod memory;
 mod module_circles;
 mod monitoring;
+mod moves;
 mod named_files;
 mod nbd_tester;
 mod no_evict;

@@ -9,6 +9,7 @@ mod check_values;
 mod gate;
 mod kill9;
 mod lockstep;
+mod moves;
 mod s3_beside;
 mod upgrade;
 mod virtual_machine;
@@ -24,6 +25,7 @@ enum Rig {
     Gate(gate::Arguments),
     Kill9(kill9::Arguments),
     Lockstep(lockstep::Arguments),
+    Moves(moves::Arguments),
     S3Beside(s3_beside::Arguments),
     Upgrade(upgrade::Arguments),
     VirtualMachine(virtual_machine::Arguments),
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Rig::Gate(arguments) => gate::run(&arguments),
         Rig::Kill9(arguments) => kill9::run(arguments),
         Rig::Lockstep(arguments) => lockstep::run(&arguments),
+        Rig::Moves(arguments) => moves::run(&arguments),
         Rig::S3Beside(arguments) => s3_beside::run(&arguments),
         Rig::Upgrade(arguments) => upgrade::run(arguments),
         Rig::VirtualMachine(arguments) => virtual_machine::run(&arguments),

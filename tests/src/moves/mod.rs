@@ -1,0 +1,297 @@
+//! Rings whose map is in a registry, whose slots move with their items between running nodes, under
+//! clients that must not notice.
+//!
+//! [`Cluster`] starts, kills and replaces nodes, and gives the operator's commands; [`registers`] knows
+//! what each key may show; [`clients`] are the load.
+
+pub mod clients;
+pub mod registers;
+
+use crate::daemon::{TOKEN, wait_for, write_secret};
+use crate::etcd::Etcd;
+use crate::http;
+use crate::outside::{run, text};
+use crate::program::workspace_programs;
+use crate::relay::Relay;
+use crate::ring::SLOTS;
+use crate::server::own_address;
+use crate::upgrade::{Upgradable, memory_directory};
+use registers::Registers;
+use serde_json::Value;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The maximum number of processes over one disk.
+const NODES_MAX: usize = 8;
+/// The time limit for slots to be where they belong.
+const SETTLED: Duration = Duration::from_secs(90);
+
+/// The registry of a cluster.
+#[derive(Debug)]
+pub enum By {
+    /// A file that all processes share.
+    Disk,
+    /// etcd, behind a relay.
+    Etcd(Etcd, Relay),
+}
+
+impl By {
+    /// Starts an etcd and a relay to it; `None` if it is not installed.
+    ///
+    /// # Panics
+    /// Panics if the program does not start.
+    #[must_use]
+    pub fn etcd(test: &str) -> Option<By> {
+        let etcd = Etcd::start(test)?;
+        let relay = Relay::to(([127, 0, 0, 1], etcd.port).into());
+        Some(By::Etcd(etcd, relay))
+    }
+}
+
+/// How the nodes of a cluster are started.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Arguments of each node.
+    pub args: &'static str,
+    /// Further lines of the table `[ring]`.
+    pub ring: &'static str,
+    /// Whether each node has a memory file.
+    pub has_memory: bool,
+    /// Whether nodes reach each other through relays.
+    pub is_relayed: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { args: "-m 128 -t 2", ring: crate::ring::PATIENT, has_memory: false, is_relayed: false }
+    }
+}
+
+/// A node of a cluster.
+#[derive(Debug)]
+pub struct Node {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub process: Upgradable,
+    /// The relay through which other nodes reach it, if there is one.
+    pub relay: Option<Relay>,
+    /// Where other nodes reach it, behind the relay.
+    pub ring: SocketAddr,
+    admin: SocketAddr,
+    _memory: Option<tempfile::TempDir>,
+}
+
+/// The nodes of a ring whose map is in a registry.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The nodes that were started, in this order.
+    pub nodes: Vec<Node>,
+    /// The registry.
+    pub by: By,
+    options: Options,
+    dir: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// Starts the nodes with these names, one after the other. Their slots may still move.
+    ///
+    /// # Panics
+    /// Panics if a node does not start. The message contains its log.
+    #[must_use]
+    pub fn start(names: &[&str], by: By, options: Options) -> Cluster {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut cluster = Cluster { nodes: Vec::new(), by, options, dir };
+        write_secret(&cluster.dir.path().join("token"), TOKEN);
+        names.iter().for_each(|name| cluster.add(name, ""));
+        cluster
+    }
+
+    /// Starts a further node; `more` are further lines of its table `[ring]`.
+    ///
+    /// # Panics
+    /// Panics if the node does not start. The message contains its log.
+    pub fn add(&mut self, name: &str, more: &str) {
+        let ring = own_address();
+        let relay = self.options.is_relayed.then(|| Relay::to(ring));
+        let address = relay.as_ref().map_or(ring, |relay| relay.address);
+        let (admin, clients) = (own_address(), own_address());
+        let number = self.nodes.len();
+        let registry = match &self.by {
+            By::Disk => format!(
+                "kind = \"disk\"\npath = \"{}\"\nnodes = {NODES_MAX}\nnode = {number}\ncreate = true\npoll_ms = 10",
+                self.dir.path().join("registry").display()
+            ),
+            By::Etcd(_, relay) => format!(
+                "kind = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"ring-test/\"\ntimeout_ms = 500",
+                relay.address
+            ),
+        };
+        let token = self.dir.path().join("token");
+        let configuration = format!(
+            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nlisten = [\"{ring}\"]\nclients = \"{clients}\"\n{}\n\
+             {more}\n[registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\ntoken_file = \"{}\"\n",
+            self.options.ring,
+            token.display()
+        );
+        let memory = self.options.has_memory.then(memory_directory);
+        let file = memory.as_ref().map(|dir| format!("-e {}", dir.path().join("memory").display()));
+        let args = format!("{} {}", self.options.args, file.unwrap_or_default());
+        let process = Upgradable::start(&args, &configuration);
+        self.nodes.push(Node { name: name.into(), process, relay, ring, admin, _memory: memory });
+    }
+
+    /// Tells clients the ports of all nodes that run.
+    pub fn tell(&self, registers: &Registers) {
+        for (node, port) in self.nodes.iter().zip(&registers.ports) {
+            port.store(if node.process.pid > 0 { node.process.port } else { 0 }, Ordering::SeqCst);
+        }
+    }
+
+    /// Kills a node, and waits for its end.
+    ///
+    /// # Panics
+    /// Panics if it does not run.
+    pub fn kill(&mut self, node: usize) {
+        let process = &mut self.nodes[node].process;
+        process.signal(libc::SIGKILL);
+        assert_eq!(process.wait_exit(), 128 + libc::SIGKILL, "{}", process.log());
+        process.pid = 0;
+    }
+
+    /// Returns the document `/ring.json` of a node.
+    ///
+    /// # Panics
+    /// Panics if the node does not answer.
+    #[must_use]
+    pub fn report(&self, node: usize) -> Value {
+        let header = format!("Authorization: Bearer {TOKEN}\r\n");
+        let (status, body) = http::get_with(&self.nodes[node].admin.to_string(), "/ring.json", &header);
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
+    }
+
+    /// Gives an operator's command at a node: the exit status of `cachectl cluster`, and its output.
+    #[must_use]
+    pub fn command(&self, node: usize, arguments: &[&str]) -> (i32, String) {
+        let mut command = Command::new(workspace_programs().join("cachectl"));
+        command.args(["--admin", &self.nodes[node].admin.to_string(), "--admin-token-file"]);
+        command.arg(self.dir.path().join("token")).arg("cluster").args(arguments);
+        let output = run(&mut command, crate::daemon::DEADLINE);
+        (output.status.code().unwrap_or(-1), text(&output))
+    }
+
+    /// Gives an operator's command that must succeed.
+    ///
+    /// # Panics
+    /// Panics if it fails, with its output.
+    pub fn order(&self, node: usize, arguments: &[&str]) -> String {
+        let (code, said) = self.command(node, arguments);
+        assert_eq!(code, 0, "cluster {}: {said}\n{}", arguments.join(" "), self.logs());
+        said
+    }
+
+    /// Sends a line to a node, and returns the first line of the reply.
+    pub fn say(&self, node: usize, line: &str) -> String {
+        let mut conn = self.nodes[node].process.connect();
+        conn.send(format!("{line}\r\n").as_bytes());
+        String::from_utf8_lossy(&conn.read_line()).into_owned()
+    }
+
+    /// Waits until all nodes that run have the same map, in which no slots move and each node has its
+    /// share of the slots by weight.
+    ///
+    /// # Panics
+    /// Panics if this takes too long, with the reports and the logs.
+    pub fn settle(&self, context: &str) {
+        let deadline = Instant::now() + SETTLED;
+        while let Some(why) = self.unsettled() {
+            assert!(Instant::now() < deadline, "{context}: not settled: {why}\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Returns why the slots are not where they belong, if so.
+    #[must_use]
+    pub fn unsettled(&self) -> Option<String> {
+        let running = (0..self.nodes.len()).filter(|node| self.nodes[*node].process.pid > 0);
+        let reports: Vec<Value> = running.map(|node| self.report(node)).collect();
+        let first = &reports[0];
+        for report in &reports {
+            let node = &report["node"];
+            if report["map_digest"] != first["map_digest"] {
+                return Some(format!(
+                    "{node} has map {}, {} has {}",
+                    report["map_version"], first["node"], first["map_version"]
+                ));
+            }
+            if report["moves"].as_array().is_some_and(|moves| !moves.is_empty()) {
+                return Some(format!("slots move: {}", report["moves"]));
+            }
+            let own = report["nodes"].as_array().into_iter().flatten().find(|of| &of["node"] == node);
+            let owned = own.map_or(0, |own| own["slots"].as_u64().unwrap_or(0));
+            if report["purging_slots"] != 0 || report["own_slots"] != owned {
+                return Some(format!("{node} executes {} of its {owned} slots", report["own_slots"]));
+            }
+        }
+        let nodes = first["nodes"].as_array().expect("nodes");
+        let number = |node: &Value, key: &str| node[key].as_u64().expect("a number");
+        let weights: u64 = nodes.iter().map(|node| number(node, "weight")).sum();
+        nodes.iter().find_map(|node| {
+            let (slots, weight) = (number(node, "slots"), number(node, "weight"));
+            let share = u64::from(SLOTS) * weight / weights.max(1);
+            let is_right = slots.abs_diff(share) <= 2 || weights == 0;
+            (!is_right).then(|| format!("{} owns {slots} slots instead of {share}", node["node"]))
+        })
+    }
+
+    /// Waits until a move of slots has begun at a node that runs.
+    ///
+    /// # Panics
+    /// Panics if none begins in time.
+    pub fn wait_for_move(&self, node: usize) {
+        wait_for("a move", || {
+            let report = self.report(node);
+            report["moves"].as_array().is_some_and(|moves| !moves.is_empty()).then_some(())
+        });
+    }
+
+    /// Waits until all nodes that run are connected with each other, and have the same map.
+    ///
+    /// # Panics
+    /// Panics if this takes too long, with the logs.
+    pub fn wait_until_connected(&self) {
+        let running = || (0..self.nodes.len()).filter(|node| self.nodes[*node].process.pid > 0);
+        let deadline = Instant::now() + SETTLED;
+        while let Some(node) = running().find(|node| self.command(*node, &["status"]).0 != 0) {
+            let said = || self.command(node, &["status"]).1;
+            assert!(Instant::now() < deadline, "not connected: {}\n{}", said(), self.logs());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Shuts all nodes down.
+    ///
+    /// # Panics
+    /// Panics if a shutdown fails.
+    pub fn end(self) {
+        for node in self.nodes {
+            if node.process.pid > 0 {
+                node.process.end();
+            }
+        }
+    }
+
+    /// Returns the last lines of all logs.
+    #[must_use]
+    pub fn logs(&self) -> String {
+        let of = |node: &Node| {
+            let log = node.process.log();
+            let lines: Vec<&str> = log.lines().collect();
+            format!("--- {} ---\n{}\n", node.name, lines[lines.len().saturating_sub(40)..].join("\n"))
+        };
+        self.nodes.iter().map(of).collect()
+    }
+}

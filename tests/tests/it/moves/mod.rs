@@ -1,0 +1,57 @@
+//! Slots move with their items between running nodes: no client gets an error, no key is missing, and
+//! nothing older than acknowledged comes back, whatever becomes of the nodes, their connections and
+//! the registry.
+
+mod calm;
+mod faults;
+mod operator;
+mod rounds;
+
+use cached_tests::moves::Cluster;
+use cached_tests::moves::clients::{Load, read_all};
+use cached_tests::moves::registers::Registers;
+use cached_tests::program::{Flavour, Program};
+use std::sync::atomic::Ordering;
+
+fn is_cached() -> bool {
+    Program::under_test().flavour == Flavour::Cached
+}
+
+/// A load of nine reads for a change, and one of as many changes as reads.
+const READS: Load = Load { clients: 3, changes: 10, seed: 1 };
+const CHANGES: Load = Load { clients: 3, changes: 50, seed: 2 };
+
+/// Runs a load before, while and after `meanwhile` lets slots move; every request must succeed. Then
+/// every key must have its last value at every node.
+fn under_load(
+    cluster: &mut Cluster,
+    registers: &Registers,
+    load: Load,
+    context: &str,
+    meanwhile: impl FnOnce(&mut Cluster),
+) {
+    let before = failures(registers);
+    cluster.tell(registers);
+    load.run(registers, || {
+        registers.more(50, context);
+        meanwhile(cluster);
+        cluster.settle(context);
+        registers.more(50, context);
+    });
+    registers.assert_right(context);
+    read_all(registers, context);
+    assert_eq!(failures(registers), before, "{context}");
+}
+
+/// Returns the numbers of keys that were lost, and of requests that have failed.
+fn failures(registers: &Registers) -> [u64; 2] {
+    [&registers.counts.lost, &registers.counts.failed].map(|count| count.load(Ordering::SeqCst))
+}
+
+/// Returns the part of a node in the document that another one reports.
+fn slots_of(cluster: &Cluster, node: &str) -> u64 {
+    let report = cluster.report(0);
+    let nodes = report["nodes"].as_array().expect("nodes");
+    let of = nodes.iter().find(|of| of["node"] == node);
+    of.and_then(|of| of["slots"].as_u64()).unwrap_or_else(|| panic!("no node {node}: {report}"))
+}
