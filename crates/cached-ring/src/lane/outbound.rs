@@ -52,6 +52,8 @@ pub enum Answer<'a> {
     NotMine {
         /// The version of the owner's map.
         map_version: u64,
+        /// The slot of its first key; `None` if every node executes it.
+        slot: Option<Slot>,
         /// The flags of the request.
         flags: Flags,
         /// The client's own bytes: all, or the head of a request with parts.
@@ -258,6 +260,12 @@ impl Outbound {
         let number = slot.number();
         self.waiting.iter().any(|waiting| waiting.slot == number)
             || self.large.values().flatten().any(|open| open.slot == number)
+    }
+
+    /// Returns the slots of the requests that are not answered, with repetitions.
+    pub fn slots_in_flight(&self) -> impl Iterator<Item = Slot> {
+        let open = self.large.values().flatten().map(|open| open.slot);
+        self.waiting.iter().map(|waiting| waiting.slot).chain(open).filter_map(Slot::new)
     }
 
     /// Returns whether the next request of this slot must wait for the answers to those in flight: the
@@ -670,7 +678,7 @@ impl Outbound {
         }
         if !self.forgotten.remove(&id) {
             let own = own_bytes(&own, self.log.make_contiguous(), self.base);
-            each(to, RequestId(id), Answer::NotMine { map_version, flags, own });
+            each(to, RequestId(id), Answer::NotMine { map_version, slot: Slot::new(slot), flags, own });
         }
         Ok(())
     }

@@ -698,7 +698,7 @@ fn take_answer(
                 seen.add(Event::Done, 1);
             }
         }
-        Answer::NotMine { map_version, flags, own } => {
+        Answer::NotMine { map_version, flags, own, .. } => {
             assert_eq!((map_version, flags), (9, request.flags));
             is_own(request, own);
             request.finish(Outcome::NotMine);

@@ -322,7 +322,7 @@ fn the_head_of_a_request_with_parts_is_kept_for_its_error() {
     let mut count = 0;
     outbound
         .received(&reply, &mut |_, _, answer| {
-            let Answer::NotMine { map_version: 8, flags: Flags::PARTS, own } = answer else {
+            let Answer::NotMine { map_version: 8, flags: Flags::PARTS, own, .. } = answer else {
                 panic!("{answer:?}")
             };
             assert_eq!(own, b"set k 0 0 100000\r\n");

@@ -1,13 +1,13 @@
-//! Replies that several nodes give together: retrievals of keys with different owners, and requests
-//! that every node executes.
+//! Retrievals of keys with different owners.
 
-use super::places::{Answered, NoRoom, Way, put};
+use super::places::{Answered, Passed, Way, is_refusal, put};
 use crate::exec::{self, Executor};
-use crate::ring::{LaneId, Lanes, Outcome, Route};
+use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
 use cached_proto::text::{Get, GetCursor};
 use cached_proto::{number, reply};
-use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
+use cached_ring::{Flags, Slot, Waiter, slot_of};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// The maximum number of keys whose values are asked for at once.
 const KEYS_MAX: usize = 1000;
@@ -18,7 +18,8 @@ const OWN: u16 = u16::MAX;
 
 /// A retrieval of keys with different owners. Each owner is asked for its keys by one line; the
 /// values are then taken from the replies in the order of the keys. The values of this node are
-/// read when their turn comes.
+/// read when their turn comes. Keys whose owner has changed, or has refused to read them, are divided
+/// anew.
 pub(super) struct Merge {
     /// The request.
     line: Box<[u8]>,
@@ -30,6 +31,16 @@ pub(super) struct Merge {
     /// The part with a value that has not been taken completely, and the number of its missing
     /// bytes.
     value: Option<(u16, usize)>,
+    /// Whether a part of the reply was written.
+    has_begun: bool,
+    /// Since when lines cannot be sent because no node executes requests for their keys, if so.
+    waits_since: Option<Instant>,
+    /// The requests that were refused in this epoch of the lanes: nothing is sent on their lanes before
+    /// the next one.
+    refused: Vec<LaneId>,
+    epoch: u64,
+    /// Whether the keys of lines that were not sent must be divided anew.
+    is_stale: bool,
 }
 
 /// The reply of one node.
@@ -42,11 +53,19 @@ struct Part {
 }
 
 enum PartRequest {
-    /// The lane had no space for this line, whose first key has this slot.
-    Unsent(Slot, Vec<u8>),
+    /// This line has not been sent.
+    Unsent(Line),
     Sent(LaneId),
-    /// It is never sent: `got` has the whole reply.
+    /// It is never sent: `got` has the whole reply, or nothing if the part is unused.
     None,
+}
+
+struct Line {
+    /// The owner of its keys, when they were divided.
+    route: Route,
+    /// The slot of the first key.
+    slot: Slot,
+    bytes: Vec<u8>,
 }
 
 /// How far a merged reply has come.
@@ -80,9 +99,19 @@ impl Merge {
             owners: VecDeque::new(),
             parts: Vec::new(),
             value: None,
+            has_begun: false,
+            waits_since: None,
+            refused: Vec::new(),
+            epoch: way.lanes.epoch(),
+            is_stale: false,
         };
         merge.ask(way, to);
         merge
+    }
+
+    /// Continues a retrieval of which this node has written the first values.
+    pub(super) fn continued(self) -> Merge {
+        Merge { has_begun: true, ..self }
     }
 
     /// Returns the number of awaited replies.
@@ -90,9 +119,19 @@ impl Merge {
         self.parts.iter().filter_map(Part::missing).count()
     }
 
+    /// Returns whether keys wait for a node that executes requests for them.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits_since.is_some()
+    }
+
+    /// Returns the request if nothing of the reply has been written.
+    pub(super) fn untouched(&self) -> Option<&[u8]> {
+        (!self.has_begun && self.awaited() == 0).then_some(&self.line)
+    }
+
     pub(super) fn held_bytes(&self) -> usize {
         let of_part = |part: &Part| match &part.request {
-            PartRequest::Unsent(_, line) => part.got.capacity() + line.capacity(),
+            PartRequest::Unsent(line) => part.got.capacity() + line.bytes.capacity(),
             _ => part.got.capacity(),
         };
         self.line.len() + 2 * self.owners.capacity() + self.parts.iter().map(of_part).sum::<usize>()
@@ -100,67 +139,86 @@ impl Merge {
 
     /// Asks the owners of the next keys for the values.
     fn ask(&mut self, way: &mut Way<'_>, to: Waiter) {
-        let mut get = self.cursor.resume(&self.line);
-        let verb = verb(&get);
-        let mut open: Vec<(NodeIndex, u16)> = Vec::new();
         self.parts.clear();
-        while self.owners.len() < KEYS_MAX
-            && let Some(key) = get.next_key()
-        {
-            let slot = slot_of(key);
-            let Route::Peer(node) = way.lanes.route(slot) else {
-                self.owners.push_back(OWN);
-                continue;
-            };
-            let known = open.iter_mut().find(|(owner, _)| *owner == node);
-            let at = match known {
-                Some((_, at)) if self.parts[usize::from(*at)].line().len() + key.len() < LINE_BYTES_MAX => {
-                    *at
-                }
-                known => {
-                    let at = self.parts.len() as u16;
-                    match known {
-                        Some((_, last)) => *last = at,
-                        None => open.push((node, at)),
-                    }
-                    self.parts.push(Part {
-                        request: PartRequest::Unsent(slot, verb.clone()),
-                        got: Vec::new(),
-                        taken: 0,
-                        state: Answered::Awaited,
-                    });
-                    at
-                }
-            };
-            self.owners.push_back(at);
-            if let PartRequest::Unsent(_, line) = &mut self.parts[usize::from(at)].request {
-                line.push(b' ');
-                line.extend_from_slice(key);
-            }
-        }
-        for part in &mut self.parts {
-            if let PartRequest::Unsent(_, line) = &mut part.request {
-                line.extend_from_slice(b"\r\n");
-            }
-        }
+        self.divide(way, KEYS_MAX);
         self.send(way, to);
     }
 
-    /// Sends the lines for which the lanes had no space before.
-    fn send(&mut self, way: &mut Way<'_>, to: Waiter) {
-        for (number, part) in (0..).zip(&mut self.parts) {
-            let PartRequest::Unsent(slot, line) = &part.request else { continue };
-            let Route::Peer(node) = way.lanes.route(*slot) else {
-                // The map has changed meanwhile. A miss is always allowed.
-                part.fail(reply::END);
-                continue;
+    /// Divides the next `keys` keys by their owners, except those that were asked for.
+    fn divide(&mut self, way: &Way<'_>, keys: usize) {
+        let is_unsent = |part: &Part| matches!(part.request, PartRequest::Unsent(_));
+        let unsent: Vec<bool> = self.parts.iter().map(is_unsent).collect();
+        for part in self.parts.iter_mut().filter(|part| is_unsent(part)) {
+            part.request = PartRequest::None;
+        }
+        let mut free: Vec<u16> =
+            (0..).zip(&unsent).filter(|(_, is_unsent)| **is_unsent).map(|(at, _)| at).collect();
+        let mut get = self.cursor.resume(&self.line);
+        let verb = verb(&get);
+        let mut open: Vec<(Route, u16)> = Vec::new();
+        let mut at = 0;
+        while at < keys
+            && let Some(key) = get.next_key()
+        {
+            let slot = slot_of(key);
+            let route = way.lanes.route(slot);
+            let owner = match self.owners.get(at) {
+                Some(owner) if *owner != OWN && !unsent[usize::from(*owner)] => *owner,
+                _ if route == Route::Own => OWN,
+                _ => add(&mut self.parts, &mut open, &mut free, (route, slot), key, &verb),
             };
-            match way.request(node, Waiter { part: number, ..to }, Some(*slot), Flags::NONE, line) {
-                Ok(Ok(id)) => part.request = PartRequest::Sent(id),
-                Ok(Err(reply)) => part.fail(&reply),
-                Err(NoRoom) => {}
+            match self.owners.get_mut(at) {
+                Some(known) => *known = owner,
+                None => self.owners.push_back(owner),
+            }
+            at += 1;
+        }
+        for part in &mut self.parts {
+            if let PartRequest::Unsent(line) = &mut part.request {
+                line.bytes.extend_from_slice(b"\r\n");
             }
         }
+        self.is_stale = false;
+    }
+
+    /// Sends the lines that could not be sent before.
+    pub(super) fn send(&mut self, way: &mut Way<'_>, to: Waiter) {
+        if self.epoch != way.lanes.epoch() {
+            self.epoch = way.lanes.epoch();
+            self.refused.clear();
+            self.is_stale |= self.is_waiting();
+        }
+        if self.is_stale {
+            self.divide(way, self.owners.len());
+        }
+        let is_over = self.waits_since.is_some_and(|since| way.lanes.is_over(since));
+        let mut waits = false;
+        for (number, part) in (0..).zip(&mut self.parts) {
+            let PartRequest::Unsent(Line { route, slot, bytes }) = &part.request else { continue };
+            let (route, slot) = (*route, *slot);
+            // A slot may become this node's at any time.
+            let is_late = way.lanes.route(slot) != route;
+            let passed = if is_late || self.refused.iter().any(|id| way.lanes.leads_to(route, *id)) {
+                self.is_stale |= is_late;
+                way.lanes.wait(way.slot);
+                Passed::Wait
+            } else {
+                way.request(route, Waiter { part: number, ..to }, Some(slot), Flags::NONE, bytes)
+            };
+            match passed {
+                Passed::Sent(id) => part.request = PartRequest::Sent(id),
+                Passed::Failed(reply) => part.fail(&reply),
+                Passed::NoRoom => {}
+                Passed::Wait if is_over => {
+                    let map = way.lanes.map();
+                    let mut reply = Vec::new();
+                    exec::away(&mut reply, false, bytes, &map.node(map.owner(slot)).name, Why::Unready);
+                    part.fail(&reply);
+                }
+                Passed::Wait => waits = true,
+            }
+        }
+        self.waits_since = waits.then(|| self.waits_since.unwrap_or_else(Instant::now));
     }
 
     /// Writes as much of the reply as has arrived, unless the output is full, and asks for the next
@@ -189,10 +247,13 @@ impl Merge {
                 return Walked::Done;
             };
             if at == OWN {
-                // The slot may have become another node's. A miss is always allowed.
-                if way.lanes.route(slot_of(key)) == Route::Own
-                    && let Err(words) = exec::get_one_of_many(executor, &get, key)
-                {
+                if way.lanes.route(slot_of(key)) != Route::Own {
+                    // The slot is another node's by now, or moves.
+                    self.divide(way, self.owners.len());
+                    self.send(way, to);
+                    continue;
+                }
+                if let Err(words) = exec::get_one_of_many(executor, &get, key) {
                     executor.out.bytes.extend_from_slice(words);
                     return Walked::Done;
                 }
@@ -209,6 +270,7 @@ impl Merge {
                 }
             }
             self.cursor = get.cursor();
+            self.has_begun = true;
             self.owners.pop_front();
         }
     }
@@ -217,8 +279,17 @@ impl Merge {
     pub(super) fn answer(&mut self, part: u16, id: LaneId, outcome: Outcome<'_>) -> bool {
         let Some(part) = self.parts.get_mut(usize::from(part)) else { return false };
         let is_awaited = matches!(part.request, PartRequest::Sent(sent) if sent == id);
-        if is_awaited {
-            part.state = put(&mut part.got, outcome);
+        match outcome {
+            Outcome::Failed { own, .. } if is_awaited && is_refusal(outcome) => {
+                // The owner and the keys of the line are found anew.
+                let line = Line { route: Route::Wait, slot: slot_of(b""), bytes: own.to_vec() };
+                part.request = PartRequest::Unsent(line);
+                self.refused.push(id);
+                self.is_stale = true;
+                self.waits_since.get_or_insert_with(Instant::now);
+            }
+            _ if is_awaited => part.state = put(&mut part.got, outcome),
+            _ => {}
         }
         is_awaited
     }
@@ -226,6 +297,41 @@ impl Merge {
     pub(super) fn abandon(&self, lanes: &mut Lanes) {
         self.parts.iter().filter_map(Part::missing).for_each(|id| lanes.forget(id));
     }
+}
+
+/// Adds a key to the line of its owner. `open` has the part of each owner to whose line keys are added,
+/// `free` the unused parts. Returns the part.
+fn add(
+    parts: &mut Vec<Part>,
+    open: &mut Vec<(Route, u16)>,
+    free: &mut Vec<u16>,
+    (route, slot): (Route, Slot),
+    key: &[u8],
+    verb: &[u8],
+) -> u16 {
+    let known = open.iter_mut().find(|(owner, _)| *owner == route);
+    let at = match known {
+        Some((_, at)) if parts[usize::from(*at)].line().len() + key.len() < LINE_BYTES_MAX => *at,
+        known => {
+            let request = PartRequest::Unsent(Line { route, slot, bytes: verb.to_vec() });
+            let part = Part { request, got: Vec::new(), taken: 0, state: Answered::Awaited };
+            let at = free.pop().unwrap_or(parts.len() as u16);
+            match parts.get_mut(usize::from(at)) {
+                Some(unused) => *unused = part,
+                None => parts.push(part),
+            }
+            match known {
+                Some((_, last)) => *last = at,
+                None => open.push((route, at)),
+            }
+            at
+        }
+    };
+    if let PartRequest::Unsent(line) = &mut parts[usize::from(at)].request {
+        line.bytes.push(b' ');
+        line.bytes.extend_from_slice(key);
+    }
+    at
 }
 
 /// Returns the words of a retrieval before its keys.
@@ -241,7 +347,7 @@ fn verb(get: &Get<'_>) -> Vec<u8> {
 impl Part {
     fn line(&self) -> &[u8] {
         match &self.request {
-            PartRequest::Unsent(_, line) => line,
+            PartRequest::Unsent(line) => &line.bytes,
             _ => &[],
         }
     }
@@ -309,71 +415,5 @@ impl Part {
         }
         let bytes = line.len() + value_bytes as usize + 2;
         Found::Value(bytes - self.take(bytes, out))
-    }
-}
-
-/// The reply to a request that every node executes.
-pub(super) struct Every {
-    /// The reply of this node, or the first one that differs.
-    reply: Vec<u8>,
-    is_different: bool,
-    missing: Vec<LaneId>,
-}
-
-impl Every {
-    /// Sends the request `own`, to which this node has replied with `reply`, to all other nodes.
-    pub(super) fn begin(
-        own: &[u8],
-        reply: Vec<u8>,
-        flags: Flags,
-        way: &mut Way<'_>,
-        to: Waiter,
-    ) -> Result<Every, NoRoom> {
-        let mut every = Every { reply, is_different: false, missing: Vec::new() };
-        let peers: Vec<NodeIndex> = way.lanes.peers().collect();
-        for node in peers {
-            match way.request(node, to, None, flags.with(Flags::EVERY), own) {
-                Ok(Ok(id)) => every.missing.push(id),
-                Ok(Err(reply)) => every.take(&reply),
-                // All are asked again later: the request has the same effect twice.
-                Err(NoRoom) => {
-                    every.abandon(way.lanes);
-                    return Err(NoRoom);
-                }
-            }
-        }
-        Ok(every)
-    }
-
-    fn take(&mut self, reply: &[u8]) {
-        if !self.is_different && reply != self.reply {
-            self.reply = reply.to_vec();
-            self.is_different = true;
-        }
-    }
-
-    /// Returns the number of awaited replies.
-    pub(super) fn awaited(&self) -> usize {
-        self.missing.len()
-    }
-
-    /// Returns the reply if all nodes have answered.
-    pub(super) fn reply(&self) -> Option<&[u8]> {
-        self.missing.is_empty().then_some(&self.reply)
-    }
-
-    /// Takes the answer of a node. Returns whether it was awaited.
-    pub(super) fn answer(&mut self, id: LaneId, outcome: Outcome<'_>) -> bool {
-        let Some(at) = self.missing.iter().position(|missing| *missing == id) else { return false };
-        let mut reply = Vec::new();
-        // Such a reply has only one part.
-        put(&mut reply, outcome);
-        self.take(&reply);
-        self.missing.swap_remove(at);
-        true
-    }
-
-    pub(super) fn abandon(&self, lanes: &mut Lanes) {
-        self.missing.iter().for_each(|id| lanes.forget(*id));
     }
 }

@@ -24,10 +24,14 @@
 //! | `gate` | the phase before the others where clients must authenticate |
 //! | `route` | in a ring: requests are executed here, or passed to the owner of their key |
 //! | `places` | in a ring: the replies that are awaited, in the order of the requests |
+//! | `again` | in a ring: requests that their owner has not executed |
 //! | `values` | in a ring: values that have not arrived completely |
-//! | `merge` | in a ring: replies that several nodes give together |
+//! | `merge` | in a ring: retrievals of keys with different owners |
+//! | `every` | in a ring: requests that every node executes |
 
+mod again;
 mod drive;
+mod every;
 mod gate;
 mod merge;
 mod places;

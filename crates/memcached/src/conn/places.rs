@@ -10,18 +10,20 @@
 //! the first place has its reply, this reply and all complete ones after it become ready.
 
 use super::Phase;
-use super::merge::{Every, Merge, Walked};
+use super::again::Again;
+use super::every::Every;
+use super::merge::{Merge, Walked};
 use crate::exec::{self, Executor};
-use crate::ring::{LaneId, Lanes, Outcome, Refused, Why};
+use crate::ring::{LaneId, Lanes, Outcome, Refused, Route, VERSION_BYTES, Why};
 use crate::stream::{FULL_BYTES, Output};
 use cached_ring::wire::MESSAGE_BYTES_MAX;
-use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
+use cached_ring::{Flags, Slot, Waiter, slot_of};
 use std::collections::VecDeque;
 
 /// The maximum number of places.
 const PLACES_MAX: usize = 1024;
 /// The maximum number of places whose replies are merged from those of several nodes.
-const MERGES_MAX: u32 = 8;
+pub(super) const MERGES_MAX: u32 = 8;
 /// The maximum number of bytes of all awaited replies together, by their usual length.
 const AWAITED_BYTES_MAX: usize = 192 << 10;
 /// The minimum of a connection's usual length of a reply.
@@ -41,29 +43,37 @@ pub(super) struct Routed {
     /// Distinguishes this connection from earlier ones in its slot of the worker.
     tag: u32,
     /// Replies whose turn has come.
-    ready: Output,
-    places: VecDeque<Place>,
+    pub(super) ready: Output,
+    pub(super) places: VecDeque<Place>,
     /// The number of the first place.
-    first: u32,
+    pub(super) first: u32,
     /// The bytes of replies that wait in places.
-    waiting_bytes: usize,
+    pub(super) waiting_bytes: usize,
     /// The bytes that have arrived before their turn since the connection's memory was last counted.
     uncounted_bytes: usize,
     /// The number of awaited replies.
-    awaited: usize,
+    pub(super) awaited: usize,
     /// The usual length of a peer's reply.
     reply_bytes: usize,
     /// The number of incomplete retrievals that are read in steps. Until these are complete, the
     /// connection changes nothing, or they would read what is written after them.
     pub(super) reading: u32,
+    /// Whether one of these changes what it reads (`gat`): until all of them are complete, the
+    /// connection reads nothing else.
+    pub(super) touches: bool,
     /// The number of `Merge` places.
-    merges: u32,
+    pub(super) merges: u32,
     /// The slot of the key whose value arrives in `phase`.
     pub(super) body_slot: Slot,
     /// Whether that value is for this node.
     pub(super) body_is_own: bool,
     /// A request with a large value of which the lane has not taken all parts.
     pub(super) sending: Option<Sending>,
+    /// Whether a request waits to be sent again, or every node executes one: no request begins, which
+    /// could overtake it.
+    pub(super) is_held: bool,
+    /// Whether such a request is to be executed once other connections have been served.
+    pub(super) is_deferred: bool,
     /// Whether the input begins with a request that waits: for replies, or for space in a lane.
     pub(super) is_blocked: bool,
     /// Whether the next request has waited for the replies to all earlier requests.
@@ -75,10 +85,12 @@ pub(super) struct Routed {
 }
 
 /// The position of one reply.
-enum Place {
+pub(super) enum Place {
     /// Replies of this node to requests that follow each other.
     Own(Output),
     Peer(Peer),
+    /// The request was not executed, and is sent again.
+    Again(Box<Again>),
     Merge(Box<Merge>),
     Every(Box<Every>),
     /// A reply of which the rest is lost. The connection must be closed after these bytes.
@@ -86,12 +98,21 @@ enum Place {
 }
 
 /// A reply of one other node.
-struct Peer {
-    id: LaneId,
+pub(super) struct Peer {
+    pub(super) id: LaneId,
+    pub(super) slot: Slot,
     got: Vec<u8>,
     state: Answered,
     /// Whether it counts in `Routed::reading`.
     in_steps: bool,
+    /// The whole request if it was passed on in parts: the lane does not keep these.
+    kept: Vec<u8>,
+}
+
+impl Peer {
+    pub(super) fn new(id: LaneId, slot: Slot, in_steps: bool) -> Peer {
+        Peer { id, slot, got: Vec::new(), state: Answered::Awaited, in_steps, kept: Vec::new() }
+    }
 }
 
 /// How much of a reply has arrived.
@@ -135,34 +156,56 @@ pub(super) struct Way<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoRoom;
 
+/// What became of a request that is passed to a node.
+pub(super) enum Passed {
+    Sent(LaneId),
+    /// The node is away, and this is the reply.
+    Failed(Vec<u8>),
+    /// The lane has no room. The connection is woken once it has.
+    NoRoom,
+    /// No node executes the request at present. The connection is woken when it may try again.
+    Wait,
+}
+
 impl Way<'_> {
     /// Returns whether the lane of every node that is not away has room for a request. If not, the
     /// connection is woken when there is room.
     pub(super) fn has_room_everywhere(&mut self, bytes: usize) -> bool {
         let slot = self.slot;
+        let bytes = bytes + VERSION_BYTES;
         self.is_datagram || self.lanes.peers().all(|node| self.lanes.has_room(slot, node, bytes))
     }
 
-    /// Passes a request to a node. If that node is away, the error is the reply.
+    /// Passes a request to the node that `route` names; `slot` is `None` for a request to every node.
+    /// If that node is away, the error is the reply.
     pub(super) fn request(
         &mut self,
-        node: NodeIndex,
+        route: Route,
         to: Waiter,
         slot: Option<Slot>,
         flags: Flags,
         own: &[u8],
-    ) -> Result<Result<LaneId, Vec<u8>>, NoRoom> {
+    ) -> Passed {
+        let node = match (route, slot) {
+            (Route::Peer(node), _) => node,
+            (Route::Wait | Route::Own, Some(slot)) if !self.is_datagram => {
+                self.lanes.wait_for(self.slot, slot);
+                return Passed::Wait;
+            }
+            (Route::Wait | Route::Own, slot) => self.lanes.map().owner(slot.unwrap_or(slot_of(b""))),
+        };
         if !self.is_datagram {
-            match self.lanes.request(node, to, slot, flags, &[own]) {
-                Ok(id) => return Ok(Ok(id)),
-                Err(Refused::NoRoom) => return Err(NoRoom),
+            match self.lanes.request(node, to, slot, flags, own) {
+                Ok(id) => return Passed::Sent(id),
+                Err(Refused::NoRoom) => return Passed::NoRoom,
+                Err(Refused::Wait) => return Passed::Wait,
                 Err(Refused::Away) => {}
             }
         }
         let mut reply = Vec::new();
-        let name = self.lanes.map().nodes().get(node.index()).map_or("", |node| node.name.as_str());
+        let name = self.lanes.map().node(node).name.as_str();
         exec::away(&mut reply, flags.has(Flags::BINARY), own, name, Why::Away);
-        Ok(Err(reply))
+        Passed::Failed(reply)
     }
 }
 
@@ -179,10 +222,13 @@ impl Routed {
             awaited: 0,
             reply_bytes: REPLY_BYTES_FIRST,
             reading: 0,
+            touches: false,
             merges: 0,
             body_slot: slot_of(b""),
             body_is_own: true,
             sending: None,
+            is_held: false,
+            is_deferred: false,
             is_blocked: false,
             has_waited: false,
             is_ending: false,
@@ -230,9 +276,11 @@ impl Routed {
                     held.0 += output.capacity();
                     held.1 += output.pinned_bytes();
                 }
-                Place::Peer(Peer { got, .. }) | Place::Cut(got) => held.0 += got.capacity(),
+                Place::Peer(Peer { got, kept, .. }) => held.0 += got.capacity() + kept.capacity(),
+                Place::Cut(got) => held.0 += got.capacity(),
+                Place::Again(again) => held.0 += again.held_bytes(),
                 Place::Merge(merge) => held.0 += merge.held_bytes(),
-                Place::Every(_) => {}
+                Place::Every(every) => held.0 += every.held_bytes(),
             }
         }
         held.0 += self.sending.as_ref().map_or(0, |sending| sending.bytes.capacity());
@@ -245,7 +293,7 @@ impl Routed {
         self.waiter_at(self.first.wrapping_add(self.places.len() as u32), way)
     }
 
-    fn waiter_at(&self, place: u32, way: &Way<'_>) -> Waiter {
+    pub(super) fn waiter_at(&self, place: u32, way: &Way<'_>) -> Waiter {
         Waiter { slot: way.slot, tag: self.tag, place, part: 0 }
     }
 
@@ -282,31 +330,56 @@ impl Routed {
         self.own(executor, |executor| executor.out.bytes.extend_from_slice(bytes));
     }
 
-    /// Passes a request, or its first part, to another node; its reply takes the next place. Returns
-    /// the request in its lane; `None` if the node is away, in which case the error is the reply.
+    /// Passes a request to another node; its reply takes the next place.
     pub(super) fn forward(
         &mut self,
         executor: &mut Executor<'_>,
         way: &mut Way<'_>,
-        to: (NodeIndex, Slot),
+        to: (Route, Slot),
         flags: Flags,
         own: &[u8],
         in_steps: bool,
-    ) -> Result<Option<LaneId>, NoRoom> {
-        match way.request(to.0, self.waiter(way), Some(to.1), flags, own)? {
-            Ok(id) => {
-                let peer = Peer { id, got: Vec::new(), state: Answered::Awaited, in_steps };
-                self.places.push_back(Place::Peer(peer));
-                self.has_queued = true;
-                self.awaited += 1;
+    ) -> Result<(), NoRoom> {
+        match way.request(to.0, self.waiter(way), Some(to.1), flags, own) {
+            Passed::Sent(id) => {
+                self.awaits(Peer::new(id, to.1, in_steps));
                 self.reading += u32::from(in_steps);
-                Ok(Some(id))
+                Ok(())
             }
-            Err(reply) => {
+            Passed::Failed(reply) => {
                 self.reply(executor, &reply);
-                Ok(None)
+                Ok(())
+            }
+            Passed::NoRoom => Err(NoRoom),
+            Passed::Wait => {
+                self.wait(Again::new(own.to_vec(), to.1, flags, in_steps));
+                self.reading += u32::from(in_steps);
+                Ok(())
             }
         }
+    }
+
+    /// Takes the next place for the reply to a request that was passed on.
+    pub(super) fn awaits(&mut self, peer: Peer) {
+        self.places.push_back(Place::Peer(peer));
+        self.has_queued = true;
+        self.awaited += 1;
+    }
+
+    /// Keeps the bytes of a request that was passed on in parts until it is answered.
+    pub(super) fn keep(&mut self, id: LaneId, bytes: Vec<u8>) {
+        for place in &mut self.places {
+            match place {
+                Place::Peer(peer) if peer.id == id => return peer.kept = bytes,
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes the next place for a request that waits.
+    pub(super) fn wait(&mut self, again: Again) {
+        self.places.push_back(Place::Again(Box::new(again)));
+        (self.is_held, self.has_queued) = (true, true);
     }
 
     /// Takes the next place for a retrieval of keys of several nodes.
@@ -315,21 +388,30 @@ impl Routed {
         self.reading += 1;
         self.merges += 1;
         self.has_queued = true;
+        self.is_held |= merge.is_waiting();
         self.places.push_back(Place::Merge(Box::new(merge)));
     }
 
     /// Takes the next place for a request that every node executes.
     pub(super) fn every(&mut self, every: Every) {
-        self.awaited += every.awaited();
-        self.has_queued = true;
+        self.is_held = true;
         self.places.push_back(Place::Every(Box::new(every)));
     }
 
     /// Moves the replies whose turn has come to the output, and asks for what is missing of the
     /// first one. Returns whether the connection must be closed, because a reply is cut off.
     pub(super) fn settle(&mut self, executor: &mut Executor<'_>, way: &mut Way<'_>) -> bool {
+        let mut retried = None;
         loop {
+            // What waits may have been at the wrong place, or one retrieval too many.
+            if self.is_held && retried != Some(self.first) {
+                retried = Some(self.first);
+                self.retry(executor, way);
+            }
             self.cascade();
+            if self.is_held && retried != Some(self.first) {
+                continue;
+            }
             if !self.ready.is_empty() {
                 executor.out.append(&mut self.ready);
                 if self.ready.capacity() > KEPT_BYTES {
@@ -352,6 +434,7 @@ impl Routed {
                     let walked = merge.walk(executor, way, first);
                     self.awaited = self.awaited + merge.awaited() - before;
                     self.has_queued = true;
+                    self.is_held |= merge.is_waiting();
                     match walked {
                         Walked::Waits => return false,
                         Walked::Done => {
@@ -401,7 +484,7 @@ impl Routed {
                     Some(reply) => self.ready.bytes.extend_from_slice(reply),
                     None => return,
                 },
-                Place::Merge(_) | Place::Cut(_) => return,
+                Place::Again(_) | Place::Merge(_) | Place::Cut(_) => return,
             }
             self.pop();
         }
@@ -413,7 +496,14 @@ impl Routed {
         let index = to.place.wrapping_sub(self.first) as usize;
         let Some(place) = self.places.get_mut(index).filter(|_| to.tag == self.tag) else { return false };
         let is_complete = !matches!(outcome, Outcome::Bytes { last: false, .. });
+        let is_refused = is_refusal(outcome);
         let is_awaited = match place {
+            Place::Peer(peer) if peer.id == id && is_refused => {
+                let kept = std::mem::take(&mut peer.kept);
+                let again = Again::refused(outcome, kept, peer.slot, peer.in_steps);
+                *place = Place::Again(Box::new(again));
+                true
+            }
             Place::Peer(peer) if peer.id == id => {
                 let before = peer.got.len();
                 peer.state = put(&mut peer.got, outcome);
@@ -427,12 +517,14 @@ impl Routed {
                 if is_cut(outcome) {
                     self.waiting_bytes -= peer.got.len();
                     *place = Place::Cut(std::mem::take(&mut peer.got));
+                } else if is_complete {
+                    peer.kept = Vec::new();
                 }
                 true
             }
             Place::Merge(merge) => merge.answer(to.part, id, outcome),
             Place::Every(every) => every.answer(id, outcome),
-            Place::Peer(_) | Place::Own(_) | Place::Cut(_) => false,
+            Place::Peer(_) | Place::Own(_) | Place::Again(_) | Place::Cut(_) => false,
         };
         if !is_awaited {
             return false;
@@ -444,6 +536,10 @@ impl Routed {
             && self.sending.as_ref().is_some_and(|sending| sending.sent.is_some_and(|(sent, _)| sent == id))
         {
             self.sending = None;
+        }
+        if is_refused {
+            self.is_held = true;
+            return true;
         }
         if index == 0 {
             self.cascade();
@@ -481,6 +577,11 @@ pub(super) fn put(got: &mut Vec<u8>, outcome: Outcome<'_>) -> Answered {
             Answered::Whole
         }
     }
+}
+
+/// Returns whether the request was not executed and is sent again.
+pub(super) fn is_refusal(outcome: Outcome<'_>) -> bool {
+    matches!(outcome, Outcome::Failed { why: Why::NotMine(_) | Why::Unready, .. })
 }
 
 /// Returns whether a part of the reply was delivered whose rest is lost.

@@ -9,7 +9,8 @@
 //! depends on earlier ones wait until these are answered.
 
 use super::drive::Budget;
-use super::merge::{Every, LINE_BYTES_MAX, Merge};
+use super::every::Every;
+use super::merge::{LINE_BYTES_MAX, Merge};
 use super::places::{NoRoom, Routed, Way};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor, Next, Target};
@@ -19,7 +20,7 @@ use cached_proto::binary::sasl::is_sasl;
 use cached_proto::meta::KeyBuffer;
 use cached_proto::text::{Get, Request};
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
-use cached_ring::{Flags, NodeIndex, Slot, Waiter, slot_of};
+use cached_ring::{Flags, Slot, Waiter, slot_of};
 use std::os::fd::BorrowedFd;
 
 /// What became of the request at the front of the input.
@@ -57,11 +58,31 @@ impl Turn<'_, '_> {
     }
 
     /// Passes the request `own` to another node.
-    fn forward(&mut self, to: (NodeIndex, Slot), flags: Flags, own: &[u8], in_steps: bool) -> Step {
+    fn forward(&mut self, to: (Route, Slot), flags: Flags, own: &[u8], in_steps: bool) -> Step {
         match self.routed.forward(self.executor, &mut self.way, to, flags, own, in_steps) {
-            Ok(_) => Step::Done(own.len()),
+            Ok(()) => Step::Done(own.len()),
             Err(NoRoom) => Step::Blocked,
         }
+    }
+
+    /// Executes the request `own` here with `execute`, or if it `is_allowed`, at all nodes. Earlier
+    /// requests, which may have to be sent again, are answered first.
+    fn every(
+        &mut self,
+        flags: Flags,
+        own: &[u8],
+        is_allowed: bool,
+        execute: impl FnOnce(&mut Executor<'_>) -> Next,
+    ) -> Step {
+        if self.routed.has_places() {
+            return Step::Blocked;
+        }
+        if is_allowed {
+            self.routed.every(Every::new(own, flags));
+        } else if self.own(execute) == Next::Defer {
+            return Step::Stop(0, StopReason::Budget);
+        }
+        Step::Done(own.len())
     }
 
     /// Begins the retrieval `get` of the request `own`, whose keys may have several owners.
@@ -157,6 +178,9 @@ impl Connection {
                 turn.routed.abandon(turn.way.lanes);
                 return (used, Some(StopReason::Close));
             }
+            if turn.routed.is_deferred {
+                return (used, Some(StopReason::Budget));
+            }
             if turn.executor.out.is_full() {
                 return (used, Some(StopReason::Output));
             }
@@ -173,7 +197,7 @@ impl Connection {
                     return (used, Some(StopReason::Budget));
                 }
                 match *self.protocol.get_or_insert_with(|| Protocol::detect(first)) {
-                    _ if turn.routed.is_full() => Step::Blocked,
+                    _ if turn.routed.is_full() || turn.routed.is_held => Step::Blocked,
                     Protocol::Text => self.route_text(turn, rest, scanned),
                     Protocol::Binary => self.route_binary(turn, rest),
                 }
@@ -214,8 +238,9 @@ impl Connection {
     fn route_text(&mut self, turn: &mut Turn<'_, '_>, rest: &[u8], scanned: usize) -> Step {
         if let Some((key, consumed)) = text::plain_get(rest) {
             let slot = slot_of(key);
-            if let Route::Peer(node) = turn.route(slot) {
-                return turn.forward((node, slot), Flags::NONE, &rest[..consumed], false);
+            let route = turn.route(slot);
+            if route != Route::Own && !turn.routed.touches {
+                return turn.forward((route, slot), Flags::NONE, &rest[..consumed], false);
             }
         }
         match text::decode(rest, scanned, &Limits::DEFAULT) {
@@ -224,7 +249,7 @@ impl Connection {
                 let mut buffer = KeyBuffer::new();
                 let target = exec::text_target(&request, &mut buffer);
                 let is_read = matches!(target, Target::Keys(get) if get.exptime.is_none());
-                if turn.routed.reading > 0 && !is_read {
+                if turn.routed.reading > 0 && !(is_read && !turn.routed.touches) {
                     return Step::Blocked;
                 }
                 match target {
@@ -232,7 +257,7 @@ impl Connection {
                         let slot = slot_of(key);
                         match turn.route(slot) {
                             Route::Own => self.execute_text(turn, &request, own),
-                            Route::Peer(node) => turn.forward((node, slot), Flags::NONE, own, false),
+                            route => turn.forward((route, slot), Flags::NONE, own, false),
                         }
                     }
                     Target::Keys(get) => self.route_keys(turn, &get, own),
@@ -244,7 +269,7 @@ impl Connection {
                             _ => shared.settings.debug_clock,
                         };
                         let execute = |executor: &mut Executor<'_>| exec::text(executor, &request);
-                        self.route_every(turn, Flags::NONE, own, is_allowed, execute)
+                        turn.every(Flags::NONE, own, is_allowed, execute)
                     }
                     Target::Here => {
                         turn.own(|executor| exec::text(executor, &request));
@@ -282,15 +307,16 @@ impl Connection {
                 match exec::binary_target(&request) {
                     Target::Key(key) => {
                         let slot = slot_of(key);
-                        if let Route::Peer(node) = turn.route(slot) {
-                            return turn.forward((node, slot), Flags::BINARY, own, false);
+                        let route = turn.route(slot);
+                        if route != Route::Own {
+                            return turn.forward((route, slot), Flags::BINARY, own, false);
                         }
                         turn.own(execute);
                         Step::Done(consumed)
                     }
                     Target::Every => {
                         let is_allowed = turn.executor.shared.live.flush_command();
-                        self.route_every(turn, Flags::BINARY, own, is_allowed, execute)
+                        turn.every(Flags::BINARY, own, is_allowed, execute)
                     }
                     Target::Here => {
                         turn.own(execute);
@@ -326,7 +352,12 @@ impl Connection {
     fn execute_text(&mut self, turn: &mut Turn<'_, '_>, request: &Request<'_>, own: &[u8]) -> Step {
         match turn.own(|executor| exec::text(executor, request)) {
             // Until the rest is read, keys may become another node's.
-            Next::Suspend(cursor) => turn.merge(&cursor.resume(own), own),
+            Next::Suspend(cursor) => {
+                let to = turn.routed.waiter(&turn.way);
+                let merge = Merge::begin(&cursor.resume(own), own, &mut turn.way, to);
+                turn.routed.merge(merge.continued());
+                Step::Done(own.len())
+            }
             Next::Defer => Step::Stop(0, StopReason::Budget),
             _ => Step::Done(own.len()),
         }
@@ -338,6 +369,7 @@ impl Connection {
         let Some(first) = keys.next_key() else { return Step::Done(own.len()) };
         let slot = slot_of(first);
         let route = turn.route(slot);
+        turn.routed.touches = get.exptime.is_some();
         let (mut count, mut is_of_one) = (1, true);
         while is_of_one && let Some(key) = keys.next_key() {
             is_of_one = turn.route(slot_of(key)) == route;
@@ -345,43 +377,10 @@ impl Connection {
         }
         match route {
             Route::Own if is_of_one => self.execute_text(turn, &Request::Get(*get), own),
-            Route::Peer(node) if is_of_one && own.len() <= LINE_BYTES_MAX => {
-                turn.forward((node, slot), Flags::NONE, own, count > 1)
+            Route::Peer(_) if is_of_one && own.len() <= LINE_BYTES_MAX => {
+                turn.forward((route, slot), Flags::NONE, own, count > 1)
             }
             _ => turn.merge(get, own),
-        }
-    }
-
-    /// Executes the request `own` here, and if it `is_allowed`, at all other nodes.
-    fn route_every(
-        &mut self,
-        turn: &mut Turn<'_, '_>,
-        flags: Flags,
-        own: &[u8],
-        is_allowed: bool,
-        execute: impl FnOnce(&mut Executor<'_>) -> Next,
-    ) -> Step {
-        // Nothing is executed before all lanes have room for it.
-        if turn.routed.reading > 0 || is_allowed && !turn.way.has_room_everywhere(own.len()) {
-            return Step::Blocked;
-        }
-        let mark = turn.executor.out.mark();
-        if execute(turn.executor) == Next::Defer {
-            return Step::Stop(0, StopReason::Budget);
-        }
-        // The reply has no value.
-        let reply = turn.executor.out.split_off(mark).bytes;
-        if !is_allowed {
-            turn.routed.reply(turn.executor, &reply);
-            return Step::Done(own.len());
-        }
-        let to = turn.routed.waiter(&turn.way);
-        match Every::begin(own, reply, flags, &mut turn.way, to) {
-            Ok(every) => {
-                turn.routed.every(every);
-                Step::Done(own.len())
-            }
-            Err(NoRoom) => Step::Blocked,
         }
     }
 

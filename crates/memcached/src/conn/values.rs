@@ -1,18 +1,19 @@
 //! Values in a ring that have not arrived completely. A value for another node is collected, and
 //! passed on once it is complete, so that a client that stalls holds nothing of the owner's.
 
-use super::places::{NoRoom, Routed, Sending};
+use super::again::{Again, execute};
+use super::places::{NoRoom, Passed, Peer, Routed, Sending};
 use super::requests::BUFFERED_BODY_BYTES_MAX;
 use super::route::{Step, Turn};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor};
-use crate::ring::{Route, Why};
+use crate::ring::Route;
 use crate::stream::{Body, OutOfMemory};
+use cached_proto::Protocol;
 use cached_proto::limits::LINE_LEN_MAX;
 use cached_proto::text::TERMINATOR_LEN;
-use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use cached_ring::wire::MESSAGE_BYTES_MAX;
-use cached_ring::{Flags, NodeIndex, Slot};
+use cached_ring::{Flags, Slot};
 
 impl Connection {
     /// Begins to receive a value, of which `body_len` bytes with its terminator follow the head.
@@ -38,7 +39,7 @@ impl Connection {
             }
             // If a request in parts fails, its reply is made from the head, which the lane keeps:
             // so the head has a maximum length.
-            Route::Peer(_)
+            Route::Peer(_) | Route::Wait
                 if !turn.way.is_datagram
                     && head.len() <= LINE_LEN_MAX
                     && exec::may_be_collected(turn.executor, protocol, head) =>
@@ -49,8 +50,8 @@ impl Connection {
                 self.phase = Phase::Body(Box::new(Body::collected(protocol, head, value_bytes)));
             }
             // The owner refuses the value as this node would.
-            Route::Peer(node) => {
-                if turn.forward_head((node, slot), protocol, head).is_err() {
+            route => {
+                if turn.forward_head((route, slot), protocol, head).is_err() {
                     return Step::Blocked;
                 }
                 self.swallow(body_len);
@@ -68,16 +69,22 @@ impl Connection {
         if rest.is_empty() && body.value_missing() > 0 && body.spare().is_none() {
             result = Err(OutOfMemory);
         }
-        match (result, turn.routed.body_is_own) {
+        // The slot may have become another node's while the value arrived.
+        let is_own = turn.routed.body_is_own && turn.route(turn.routed.body_slot) == Route::Own;
+        match (result, is_own) {
             (Err(OutOfMemory), false) => {
                 return self.refuse_foreign_body(turn, used);
             }
             (Err(OutOfMemory), true) => turn.own(|executor| self.refuse_body(executor)),
             (Ok(()), _) if !is_complete => return Step::Stop(used, StopReason::Input),
-            (Ok(()), false) => self.pass_body(turn.routed),
-            (Ok(()), true) if turn.route(turn.routed.body_slot) != Route::Own => {
-                self.drop_body(turn);
+            // The value is in the store's memory, and the connection may not hold so much.
+            (Ok(()), false)
+                if turn.routed.body_is_own
+                    && !exec::may_be_collected(turn.executor, body.protocol, &body.head) =>
+            {
+                return self.refuse_foreign_body(turn, used);
             }
+            (Ok(()), false) => self.pass_body(turn.routed),
             (Ok(()), true) => turn.own(|executor| self.finish_body(executor)),
         }
         Step::Phase(used)
@@ -87,12 +94,13 @@ impl Connection {
     #[cold]
     fn refuse_foreign_body(&mut self, turn: &mut Turn<'_, '_>, used: usize) -> Step {
         let Phase::Body(body) = &self.phase else { return Step::Phase(used) };
-        let Route::Peer(node) = turn.route(turn.routed.body_slot) else {
+        let route = turn.route(turn.routed.body_slot);
+        if route == Route::Own {
             turn.own(|executor| self.refuse_body(executor));
             return Step::Phase(used);
-        };
+        }
         let (protocol, head, missing) = (body.protocol, body.head.clone(), body.missing());
-        let to = (node, turn.routed.body_slot);
+        let to = (route, turn.routed.body_slot);
         if turn.forward_head(to, protocol, &head).is_err() {
             turn.routed.is_blocked = true;
             return Step::Stop(used, StopReason::Input);
@@ -108,34 +116,25 @@ impl Connection {
         let slot = routed.body_slot;
         routed.sending = Some(Sending { slot, is_binary, bytes: body.into_request(), sent: None });
     }
-
-    /// Drops a complete value whose key has become another node's while the value arrived.
-    #[cold]
-    fn drop_body(&mut self, turn: &mut Turn<'_, '_>) {
-        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
-        let map = turn.way.lanes.map();
-        let own = turn.executor.shared.settings.ring.as_ref().map_or("", |ring| ring.node.as_str());
-        let why = Why::NotMine(map.version());
-        turn.own(|executor| {
-            exec::away(&mut executor.out.bytes, body.protocol == Protocol::Binary, &body.head, own, why);
-        });
-    }
 }
 
 impl Turn<'_, '_> {
     /// Passes on the head of a request whose value is not passed on.
-    fn forward_head(&mut self, to: (NodeIndex, Slot), protocol: Protocol, head: &[u8]) -> Result<(), NoRoom> {
+    fn forward_head(&mut self, to: (Route, Slot), protocol: Protocol, head: &[u8]) -> Result<(), NoRoom> {
         let flags = match protocol {
             Protocol::Text => Flags::HEAD,
             Protocol::Binary => Flags::HEAD.with(Flags::BINARY),
         };
-        self.routed.forward(self.executor, &mut self.way, to, flags, head, false).map(drop)
+        self.routed.forward(self.executor, &mut self.way, to, flags, head, false)
     }
 
     /// Passes on what is left of a request with a large value. Returns what must happen first, if
     /// something is left.
     pub(super) fn finish_sending(&mut self) -> Option<Step> {
         let sending = self.routed.sending.as_ref()?;
+        if sending.sent.is_none() && self.routed.is_held {
+            return Some(Step::Blocked);
+        }
         // The owner keeps memory for a request in parts until the last part has come. So such a
         // request begins only once its client has taken all earlier replies, after which the parts
         // can follow without a pause.
@@ -157,23 +156,37 @@ impl Turn<'_, '_> {
 
     /// Passes on as much of `sending` as its lane takes. Returns whether nothing is left.
     fn send(&mut self, sending: &mut Sending) -> bool {
-        let bytes = &sending.bytes;
+        let Sending { slot, is_binary, ref mut bytes, sent } = *sending;
         // Later parts go to the node to which the first one was passed.
-        let (id, mut taken) = match sending.sent {
+        let (id, mut taken) = match sent {
             Some(sent) => sent,
             None => {
-                let Route::Peer(node) = self.route(sending.slot) else {
-                    self.execute_value(sending);
+                let route = self.route(slot);
+                let flags = if is_binary { Flags::BINARY } else { Flags::NONE };
+                if route == Route::Own {
+                    let output = execute(self.executor, flags, bytes);
+                    self.own(|executor| executor.out.append(&mut { output }));
                     return true;
-                };
-                let first = &bytes[..bytes.len().min(MESSAGE_BYTES_MAX)];
-                let binary = if sending.is_binary { Flags::BINARY } else { Flags::NONE };
-                let flags = if sending.begins_in_parts() { binary.with(Flags::PARTS) } else { binary };
-                let to = (node, sending.slot);
-                match self.routed.forward(self.executor, &mut self.way, to, flags, first, false) {
-                    Ok(Some(id)) => (id, first.len()),
-                    Ok(None) => return true,
-                    Err(NoRoom) => return false,
+                }
+                if bytes.len() <= MESSAGE_BYTES_MAX {
+                    return self.routed.forward(self.executor, &mut self.way, (route, slot), flags, bytes, false).is_ok();
+                }
+                let first = &bytes[..MESSAGE_BYTES_MAX];
+                let to = self.routed.waiter(&self.way);
+                match self.way.request(route, to, Some(slot), flags.with(Flags::PARTS), first) {
+                    Passed::Sent(id) => {
+                        self.routed.awaits(Peer::new(id, slot, false));
+                        (id, first.len())
+                    }
+                    Passed::Failed(reply) => {
+                        self.routed.reply(self.executor, &reply);
+                        return true;
+                    }
+                    Passed::NoRoom => return false,
+                    Passed::Wait => {
+                        self.routed.wait(Again::new(std::mem::take(bytes), slot, flags, false));
+                        return true;
+                    }
                 }
             }
         };
@@ -187,23 +200,8 @@ impl Turn<'_, '_> {
             taken += part.len();
             self.routed.has_queued = true;
         }
+        // They are sent again if the owner does not execute the request.
+        self.routed.keep(id, std::mem::take(bytes));
         true
-    }
-
-    /// Executes a request of which this node has become the owner while the value arrived.
-    #[cold]
-    fn execute_value(&mut self, Sending { is_binary, bytes, .. }: &Sending) {
-        self.own(|executor| match is_binary {
-            true => {
-                if let Decoded::Request { request, .. } = binary::decode(bytes) {
-                    exec::binary_other(executor, &request);
-                }
-            }
-            false => {
-                if let Decoded::Request { request, .. } = text::decode(bytes, 0, &Limits::DEFAULT) {
-                    exec::text(executor, &request);
-                }
-            }
-        });
     }
 }

@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Pass(mpsc::Sender<()>),
     /// Look for lanes on which nothing comes.
     Tick,
+    /// Try requests again that wait until their owner executes them.
+    Retry,
     /// Ask the other nodes of the ring for a report.
     Ping,
 }

@@ -82,7 +82,7 @@ impl Display for Reason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Reason { node, why, every } = self;
         match (every, why) {
-            (Some(command), Why::Away | Why::NotMine(_)) => {
+            (Some(command), Why::Away | Why::NotMine(_) | Why::Unready) => {
                 write!(f, "{command} has not reached node {node}")
             }
             (_, Why::Lost) => {
@@ -90,6 +90,7 @@ impl Display for Reason<'_> {
             }
             (None, Why::Away) => write!(f, "node {node} is away"),
             (None, Why::NotMine(version)) => write!(f, "node {node} has another map (version {version})"),
+            (None, Why::Unready) => write!(f, "the key's slot moves, or node {node} is still preparing it"),
         }
     }
 }

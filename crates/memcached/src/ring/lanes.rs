@@ -1,19 +1,26 @@
 //! The lanes of one worker: its connections to the other nodes, as queues of requests and answers.
 //! The sockets are the worker's (`worker/lanes.rs`).
 
+use super::order::{Admission, Pauses};
 use super::peers::{Peer, add};
 use super::words::Words;
 use cached_ring::wire::MESSAGE_BYTES_MAX;
 use cached_ring::{
     Answer, Executed, Failed, Flags, Hostile, Map, NodeIndex, Outbound, RequestId, Slot, Waiter,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// The bytes of the map's version, with which a request to every node begins.
+pub(crate) const VERSION_BYTES: usize = 8;
+
 /// The interval of [`Lanes::tick`].
 pub(crate) const TICK: Duration = Duration::from_millis(250);
+
+/// The interval of [`Lanes::retry`] while connections wait.
+pub(crate) const RETRY: Duration = Duration::from_millis(10);
 
 /// A lane on which nothing was received for this number of ticks is asked for a sign of life.
 const PING_TICKS: u32 = 2;
@@ -26,9 +33,11 @@ const REPORT_TICKS: u32 = 4;
 pub(crate) enum Route {
     /// This node.
     Own,
-    /// The owner in the worker's map. If that is this node, its slot is not `Own` yet, and the
-    /// request is refused as if the owner was away.
+    /// The owner in the worker's map. If that is this node, its slot is not `Own` at present, and the
+    /// request has to wait.
     Peer(NodeIndex),
+    /// None at present: requests for the slot are unanswered at the previous owner.
+    Wait,
 }
 
 /// Identifies a request on a lane until the request is answered or has failed.
@@ -46,6 +55,9 @@ pub(crate) enum Refused {
     Away,
     /// The lane has no room. The connection is woken once it has.
     NoRoom,
+    /// No node executes requests for the slot at present, or earlier ones that were refused come
+    /// first. The connection is woken when it may try again.
+    Wait,
 }
 
 /// The reason why a request has failed.
@@ -57,6 +69,8 @@ pub(crate) enum Why {
     Lost,
     /// The node has another map, of this version, and has not executed the request.
     NotMine(u64),
+    /// The slot is being prepared, or it moves: the request was not executed.
+    Unready,
 }
 
 /// What has become of a request.
@@ -103,6 +117,10 @@ struct Lane {
     outbound: Outbound,
     /// The slots of connections that wait for room.
     waiting: BTreeSet<u32>,
+    /// The slots of connections that wait for answers to requests of the same slot.
+    ordered: BTreeSet<u32>,
+    /// The slots of which the peer has refused a request.
+    pauses: Pauses,
     /// The number of ticks since something was received.
     silent_ticks: u32,
     /// The number of ticks since the lane was opened.
@@ -120,6 +138,8 @@ impl Lane {
             is_moved: false,
             outbound: Outbound::new(),
             waiting: BTreeSet::new(),
+            ordered: BTreeSet::new(),
+            pauses: Pauses::default(),
             silent_ticks: 0,
             ticks: 0,
             pinged: None,
@@ -155,8 +175,17 @@ pub(crate) struct Lanes {
     of_node: Vec<Option<u16>>,
     lanes: Vec<Lane>,
     next_tag: u32,
-    /// The slots of connections that waited for room.
+    /// The slots of connections that have waited, and may try again.
     woken: Vec<u32>,
+    /// The lanes to previous owners on which requests of these slots are unanswered, which later ones
+    /// must not overtake.
+    held: BTreeMap<Slot, u16>,
+    /// The slots of connections with requests that wait until an owner executes them.
+    again: BTreeSet<u32>,
+    /// Counts the occasions at which refused requests may be sent again.
+    epoch: u64,
+    /// Whether requests no longer wait, because the worker is about to end.
+    gives_up: bool,
     limits: LaneLimits,
 }
 
@@ -167,13 +196,19 @@ pub(super) struct LaneLimits {
     pub(super) silent_ticks: u32,
     /// After this time, requests that were not executed no longer wait for the next lane.
     pub(super) resume_ticks: u32,
+    /// After this time, requests that no owner executes fail.
+    pub(super) resume_within: Duration,
 }
 
 impl LaneLimits {
     pub(super) fn new(silent: Duration, resume: Duration) -> LaneLimits {
         let ticks = |time: Duration| time.as_millis().div_ceil(TICK.as_millis()).max(1) as u32;
         // One tick more than the time for a PING.
-        LaneLimits { silent_ticks: ticks(silent).max(PING_TICKS + 1), resume_ticks: ticks(resume) }
+        LaneLimits {
+            silent_ticks: ticks(silent).max(PING_TICKS + 1),
+            resume_ticks: ticks(resume),
+            resume_within: resume,
+        }
     }
 }
 
@@ -187,6 +222,10 @@ impl Lanes {
             lanes: Vec::new(),
             next_tag: 0,
             woken: Vec::new(),
+            held: BTreeMap::new(),
+            again: BTreeSet::new(),
+            epoch: 0,
+            gives_up: false,
             limits,
         }
     }
@@ -197,7 +236,46 @@ impl Lanes {
     /// map gives other indexes to nodes.
     #[inline]
     pub(crate) fn route(&self, slot: Slot) -> Route {
+        if !self.held.is_empty() && self.holds(slot) {
+            return Route::Wait;
+        }
         if self.words.owns(slot) { Route::Own } else { Route::Peer(self.map.owner(slot)) }
+    }
+
+    /// Returns whether requests of the slot are unanswered at its previous owner.
+    #[cold]
+    fn holds(&self, slot: Slot) -> bool {
+        self.held.get(&slot).is_some_and(|lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(slot))
+    }
+
+    /// Lets the connection in `slot` wait for the next occasion at which refused requests may be sent
+    /// again.
+    pub(crate) fn wait(&mut self, slot: u32) {
+        self.again.insert(slot);
+    }
+
+    /// Lets the connection in `slot` wait until `held` can be routed.
+    pub(crate) fn wait_for(&mut self, slot: u32, held: Slot) {
+        match self.held.get(&held) {
+            Some(lane) => self.lanes[usize::from(*lane)].ordered.insert(slot),
+            None => self.again.insert(slot),
+        };
+    }
+
+    /// Returns the number of occasions so far at which refused requests may be sent again.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns whether a request that began to wait at `since` waits no longer.
+    pub(crate) fn is_over(&self, since: Instant) -> bool {
+        self.gives_up || since.elapsed() >= self.limits.resume_within
+    }
+
+    /// Returns whether requests go to the peer to which another one was sent.
+    pub(crate) fn leads_to(&self, route: Route, id: LaneId) -> bool {
+        let Route::Peer(node) = route else { return false };
+        self.of_node.get(node.index()).copied().flatten() == Some(id.lane)
     }
 
     /// Returns the worker's map.
@@ -217,9 +295,9 @@ impl Lanes {
         self.next_tag
     }
 
-    /// Queues a request, or its first part ([`Flags::PARTS`]), of at most [`MESSAGE_BYTES_MAX`] bytes
-    /// in all pieces together. `slot` is `None` for a request to every node. The connection
-    /// is given the answer (`Connection::answer`).
+    /// Queues a request, or its first part ([`Flags::PARTS`]), of at most [`MESSAGE_BYTES_MAX`] bytes.
+    /// `slot` is `None` for a request to every node. The connection is given the answer
+    /// (`Connection::answer`).
     ///
     /// # Errors
     /// Returns [`Refused`]; then nothing is queued.
@@ -229,21 +307,44 @@ impl Lanes {
         to: Waiter,
         slot: Option<Slot>,
         flags: Flags,
-        pieces: &[&[u8]],
+        own: &[u8],
     ) -> Result<LaneId, Refused> {
-        let at = self.of_node.get(node.index()).copied().flatten().ok_or(Refused::Away)?;
+        let Some(at) = self.of_node.get(node.index()).copied().flatten() else {
+            // The owner is this node.
+            self.again.insert(to.slot);
+            return Err(Refused::Wait);
+        };
         let lane = &mut self.lanes[usize::from(at)];
         if lane.state == LaneState::Away {
             add(&lane.peer.counts(self.worker).away, 1);
             return Err(Refused::Away);
         }
-        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        debug_assert!((1..=MESSAGE_BYTES_MAX).contains(&bytes), "a request of {bytes} bytes");
+        debug_assert!((1..=MESSAGE_BYTES_MAX).contains(&own.len()), "a request of {} bytes", own.len());
+        let bytes = own.len() + if slot.is_none() { VERSION_BYTES } else { 0 };
         if !lane.has_room(bytes) || (flags.has(Flags::PARTS) && !lane.outbound.may_open()) {
             lane.waiting.insert(to.slot);
             return Err(Refused::NoRoom);
         }
-        let request = lane.outbound.request(to, slot, flags, pieces);
+        let Some(slot) = slot else {
+            let version = self.map.version().to_le_bytes();
+            let request = lane.outbound.request(to, None, flags, &[&version, own]);
+            return Ok(LaneId { lane: at, request });
+        };
+        let mut flags = flags;
+        if !lane.pauses.is_empty() || lane.outbound.must_wait(slot) {
+            match lane.pauses.admit(slot, flags, own, self.epoch, &lane.outbound) {
+                Admission::Now(again) => flags = flags.with(again),
+                Admission::AfterAnswers => {
+                    lane.ordered.insert(to.slot);
+                    return Err(Refused::Wait);
+                }
+                Admission::Later => {
+                    self.again.insert(to.slot);
+                    return Err(Refused::Wait);
+                }
+            }
+        }
+        let request = lane.outbound.request(to, Some(slot), flags, &[own]);
         Ok(LaneId { lane: at, request })
     }
 
@@ -320,6 +421,42 @@ impl Lanes {
             self.of_node.push(Some(at as u16));
         }
         self.map = map;
+        self.hold_slots();
+        self.retry();
+    }
+
+    /// Holds the slots back whose owner has changed while requests for them are unanswered.
+    fn hold_slots(&mut self) {
+        for (at, lane) in (0..).zip(&self.lanes) {
+            for slot in lane.outbound.slots_in_flight() {
+                let owner = self.of_node[self.map.owner(slot).index()];
+                if owner != Some(at) {
+                    self.held.entry(slot).or_insert(at);
+                }
+            }
+        }
+    }
+
+    /// Lets refused requests be sent again, and wakes the connections that have some.
+    pub(crate) fn retry(&mut self) {
+        self.epoch += 1;
+        self.woken.extend(std::mem::take(&mut self.again));
+        if !self.held.is_empty() {
+            let mut held = std::mem::take(&mut self.held);
+            held.retain(|slot, lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(*slot));
+            self.held = held;
+        }
+    }
+
+    /// Returns whether connections wait for [`retry`](Self::retry).
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// Lets requests that no owner executes fail at once, or no longer.
+    pub(crate) fn set_gives_up(&mut self, gives_up: bool) {
+        self.gives_up = gives_up;
+        self.retry();
     }
 
     /// Returns whether the map has this address for a node.
@@ -394,7 +531,7 @@ impl Lanes {
         bytes: &[u8],
         each: &mut dyn FnMut(Waiter, LaneId, Outcome<'_>),
     ) -> Result<usize, Hostile> {
-        let at = lane as u16;
+        let (at, epoch) = (lane as u16, self.epoch);
         let lane = &mut self.lanes[lane];
         lane.silent_ticks = 0;
         let (mut done, mut not_mine) = (0, 0);
@@ -405,14 +542,19 @@ impl Lanes {
                     done += u64::from(last);
                     Outcome::Bytes { bytes, last }
                 }
-                Answer::NotMine { map_version, flags, own } => {
+                Answer::NotMine { map_version, slot, flags, own } => {
                     not_mine += 1;
                     lane.peer.see(map_version);
+                    lane.pauses.refused(slot, flags, own, epoch);
+                    let own = without_version(flags, own);
                     Outcome::Failed { own, flags, node: &lane.peer.name, why: Why::NotMine(map_version) }
                 }
             };
             each(to, id, outcome);
         });
+        if !lane.ordered.is_empty() && done + not_mine > 0 {
+            self.woken.extend(std::mem::take(&mut lane.ordered));
+        }
         let counts = lane.peer.counts(self.worker);
         add(&counts.received_bytes, fresh as u64);
         add(&counts.done, done);
@@ -447,10 +589,11 @@ impl Lanes {
         let (mut lost, mut away) = (0, 0);
         let mut fail = |failed: Failed<'_>| {
             let Failed { to, id: request, flags, own, executed } = failed;
+            let own = without_version(flags, own);
             let why = match executed {
                 Executed::No => Why::Away,
-                // It goes with the refused request.
-                Executed::Refused => Why::NotMine(0),
+                // It goes again after the one that was refused before it.
+                Executed::Refused => Why::Unready,
                 Executed::Maybe | Executed::Partly => Why::Lost,
             };
             *(if why == Why::Away { &mut away } else { &mut lost }) += 1;
@@ -476,6 +619,9 @@ impl Lanes {
         lane.peer.set_open(worker, false);
         // The requests of these connections are refused now, or the next lane has room for them.
         self.woken.extend(std::mem::take(&mut lane.waiting));
+        self.woken.extend(std::mem::take(&mut lane.ordered));
+        // The peer's end of the next lane has refused nothing.
+        lane.pauses = Pauses::default();
     }
 
     /// Ends the time in which requests wait for a connection: they fail.
@@ -541,6 +687,11 @@ impl Lanes {
             self.woken.extend(std::mem::take(&mut lane.waiting));
         }
     }
+}
+
+/// Returns the client's own bytes of a request, which follow the map's version in one to every node.
+fn without_version(flags: Flags, own: &[u8]) -> &[u8] {
+    if flags.has(Flags::EVERY) { own.get(VERSION_BYTES..).unwrap_or_default() } else { own }
 }
 
 /// Queues a PING, unless one is not answered.

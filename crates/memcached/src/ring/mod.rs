@@ -12,6 +12,7 @@
 //! | `words` | which slots are this node's own |
 //! | `events` | [`RingEvents`]: what the steward of the maps has to act on |
 //! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
+//! | `order` | the order of requests that were refused |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
 //! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
 //! | `transfers` | [`Filling`]: slots that are sealed, or are being filled |
@@ -22,12 +23,13 @@
 mod events;
 mod lanes;
 mod moves;
+mod order;
 mod peers;
 mod transfers;
 mod words;
 
 pub use events::RingEvents;
-pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, TICK, Why};
+pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, RETRY, TICK, VERSION_BYTES, Why};
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
@@ -73,6 +75,8 @@ pub(crate) struct Ring {
     digest: AtomicU64,
     /// The version of the map at the start.
     begun_with: u64,
+    /// Whether requests of any worker wait until an owner executes them.
+    has_waiting: AtomicBool,
     /// Whether slots are being prepared: earlier items are removed, then other nodes' maps awaited.
     is_purging: AtomicBool,
     /// The number of times that items were to be removed.
@@ -141,6 +145,7 @@ impl Ring {
             begun_with: map.version(),
             sealed: words.count(SlotState::Sealed).into(),
             flushed_by: map.version().into(),
+            has_waiting: AtomicBool::new(false),
             is_purging: AtomicBool::new(false),
             purges: AtomicU64::new(0),
             sessions: Lock::ranked(Some(Vec::new()), &SESSIONS),
@@ -171,6 +176,25 @@ impl Ring {
     #[inline]
     pub(crate) fn owns(&self, slot: Slot) -> bool {
         self.words.owns(slot)
+    }
+
+    /// Asks for [`Lanes::retry`] of all workers in a moment.
+    pub(crate) fn ask_retry(&self) {
+        if !self.has_waiting.swap(true, Ordering::AcqRel)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    /// Returns whether [`Lanes::retry`] is asked for.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.has_waiting.load(Ordering::Acquire)
+    }
+
+    /// Returns whether [`Lanes::retry`] was asked for since the last call.
+    pub(crate) fn take_waiting(&self) -> bool {
+        self.has_waiting.swap(false, Ordering::AcqRel)
     }
 
     /// Returns the lanes of a worker, which only that worker uses.

@@ -163,11 +163,15 @@ impl Body {
         self.terminator_bytes == 0 || self.terminator == *b"\r\n"
     }
 
-    /// Returns the bytes of the whole request, whose value was collected and is complete.
+    /// Returns the bytes of the whole request, whose value is complete.
     pub(crate) fn into_request(self) -> Vec<u8> {
         let mut bytes = match self.place {
             Place::Collected { value, .. } => value,
-            Place::Reserved(_) => Vec::new(),
+            Place::Reserved(reservation) => {
+                let mut value = Vec::with_capacity(self.reserved_bytes);
+                reservation.copy_to(&mut value);
+                value
+            }
         };
         bytes.reserve_exact(self.head.len() + usize::from(self.terminator_bytes));
         bytes.splice(0..0, self.head.iter().copied());

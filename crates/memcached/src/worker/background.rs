@@ -6,7 +6,7 @@
 
 use super::maps::{MapThread, Step};
 use super::timing::record_slow;
-use crate::ring::TICK;
+use crate::ring::{RETRY, TICK};
 use crate::shared::Shared;
 use crate::telemetry::heartbeat::HeartbeatState;
 use crate::telemetry::insight::WatchedStep;
@@ -145,7 +145,7 @@ fn follow_maps(shared: &Shared, end: &End) {
     let mut maps = MapThread::new(shared, ring);
     while !end.is_requested() && maps.step(&|| end.is_requested()) == Step::Done {
         if ring.next_map().is_none() && !ring.is_purging() {
-            end.wait(TICK);
+            end.wait(if ring.has_waiting() { RETRY } else { TICK });
         }
     }
 }

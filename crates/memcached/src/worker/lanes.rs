@@ -9,7 +9,7 @@ use super::inbound::{InboundLane, SUSPENDED_BYTES_MAX, collected_bytes_max};
 use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::copy;
-use crate::ring::{LaneId, Lanes, Outcome, Pulse, STRANGERS_MAX};
+use crate::ring::{LaneId, Lanes, Outcome, Pulse, RETRY, STRANGERS_MAX};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, Readiness, Socket, Transport};
@@ -20,6 +20,7 @@ use rustix::event::epoll;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::task::Poll;
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// The event number of the first lane to another node.
@@ -246,6 +247,8 @@ impl Worker {
     /// Executes a command about lanes.
     #[cold]
     pub(super) fn run_lane_command(&mut self, command: Command) {
+        // Slots that were prepared or have moved may have an owner now.
+        self.with_lanes(|_, lanes, _| lanes.retry());
         match command {
             Command::OpenLane(lane) => self.open_lane(lane),
             Command::NoLane(NoLane { node, found, why }) => self.no_lane(&node, found, &why),
@@ -269,6 +272,7 @@ impl Worker {
             }
             _ => {}
         }
+        self.wake_waiting();
     }
 
     /// Looks for lanes on which nothing comes, and sends signs of life.
@@ -288,6 +292,8 @@ impl Worker {
             }
         }
         self.tick_inbound();
+        self.with_lanes(|_, lanes, _| lanes.retry());
+        self.wake_waiting();
         self.list_lanes();
     }
 }
@@ -456,6 +462,11 @@ impl Worker {
             }
             failed
         });
+        if self.with_lanes(|_, lanes, _| lanes.is_waiting()) == Some(true)
+            && let Some(ring) = &self.shared.ring
+        {
+            ring.ask_retry();
+        }
         for (at, error) in failed.into_iter().flatten() {
             // The peer's last words may have come: after BYE, the lane has ended in order.
             for _ in 0..LAST_READS_MAX {
@@ -469,7 +480,7 @@ impl Worker {
     }
 
     /// Lets the requests fail that wait for a connection to their node. With `all`, also those that
-    /// wait for a reply: their lanes are closed.
+    /// wait for a reply, whose lanes are closed, and those that wait until their owner executes them.
     pub(super) fn give_up_lanes(&mut self, all: bool) {
         let count = self.with_lanes(|_, lanes, _| lanes.len()).unwrap_or(0);
         for at in 0..count {
@@ -481,7 +492,21 @@ impl Worker {
                 self.close_lane(at, Ended::Failed("no reply has come before the hand-over".into()));
             }
         }
+        if all {
+            self.with_lanes(|_, lanes, _| lanes.set_gives_up(true));
+        }
         self.wake_waiting();
+    }
+
+    /// Lets waiting requests be tried again when the worker ends. Returns when to do so next.
+    pub(super) fn retry_within(&mut self) -> Duration {
+        let is_waiting = self.with_lanes(|_, lanes, _| {
+            let is_waiting = lanes.is_waiting();
+            lanes.retry();
+            is_waiting
+        });
+        self.wake_waiting();
+        if is_waiting == Some(true) { RETRY } else { Duration::MAX }
     }
 
     /// Wakes connections that have waited for room in a lane.

@@ -18,7 +18,7 @@
 //! commit is in force: their previous owner executes no request for them any more.
 
 use crate::connections::Command;
-use crate::ring::{Changed, MIXED, Ring, TICK};
+use crate::ring::{Changed, MIXED, RETRY, Ring, TICK};
 use crate::shared::Shared;
 use cached_core::kv::{DeleteOptions, ScanCursor};
 use cached_ring::{Map, slot_of};
@@ -90,6 +90,8 @@ pub(super) struct MapThread<'a> {
     ring: &'a Ring,
     /// The time of the last tick.
     ticked: Instant,
+    /// When waiting requests were last tried again.
+    retried: Instant,
     /// The removal of items that a map has interrupted.
     purge: Option<Purge>,
 }
@@ -114,7 +116,8 @@ pub(super) enum Step {
 
 impl<'a> MapThread<'a> {
     pub(super) fn new(shared: &'a Shared, ring: &'a Ring) -> MapThread<'a> {
-        MapThread { shared, ring, ticked: Instant::now(), purge: None }
+        let now = Instant::now();
+        MapThread { shared, ring, ticked: now, retried: now, purge: None }
     }
 
     /// Does what is due: ticks, then the next map, then the removal of items. `ends` says whether the
@@ -130,11 +133,15 @@ impl<'a> MapThread<'a> {
         }
     }
 
-    /// Lets the workers look after their lanes, if that is due.
+    /// Lets the workers look after their lanes, and try waiting requests again, if that is due.
     fn tick(&mut self) {
         if self.ticked.elapsed() >= TICK {
             self.ticked = Instant::now();
             self.tell(|| Command::Tick);
+        }
+        if self.retried.elapsed() >= RETRY && self.ring.take_waiting() {
+            self.retried = Instant::now();
+            self.tell(|| Command::Retry);
         }
     }
 

@@ -624,7 +624,7 @@ impl Worker {
             self.counters.heartbeat.set_idle();
             events.clear();
             // A connection with more work does not wait for events of other connections.
-            let wait = if more { Duration::ZERO } else { left };
+            let wait = if more { Duration::ZERO } else { left.min(self.retry_within()) };
             let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
             // Whatever this returns, every slot is served again.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));

@@ -37,6 +37,8 @@ impl Worker {
             // The other process has the connections: this one must not read another request of those
             // that the answers of other nodes, or an earlier turn, have listed.
             self.yielded.clear();
+        } else if let Some(ring) = &self.shared.ring {
+            ring.lanes(self.index).set_gives_up(false);
         }
     }
 
@@ -48,6 +50,9 @@ impl Worker {
             self.pump_lanes();
             // Nothing opens a lane in the meantime.
             self.give_up_lanes(false);
+            // No command brings another map, but an owner may execute again what it has refused.
+            self.retry_within();
+            self.take_back_requests();
             let unfinished: Vec<usize> =
                 (0..self.slots.len()).filter(|number| !self.is_at_rest(*number)).collect();
             if unfinished.is_empty() {
@@ -70,6 +75,19 @@ impl Worker {
             if !(0..self.slots.len()).all(|number| self.is_at_rest(number)) {
                 self.counters.heartbeat.set_idle();
                 thread::sleep(RETRY);
+            }
+        }
+    }
+
+    /// Takes back what waits until another node executes it: the process that takes over begins it anew.
+    fn take_back_requests(&mut self) {
+        for number in 0..self.slots.len() {
+            if let Some(Some(slot)) = self.slots.get_mut(number)
+                && slot.tls.is_none()
+                && slot.connection.take_back()
+            {
+                // If no process takes over, this one does.
+                self.list_yielded(number);
             }
         }
     }

@@ -240,7 +240,7 @@ fn who_waits_for_room_in_a_lane_is_served_before_newcomers() {
     let mut lanes = entry.ring().lanes(0);
     let ask = |lanes: &mut Lanes, slot: u32| {
         let to = Waiter { slot, ..Waiter::default() };
-        lanes.request(NodeIndex(1), to, Slot::new(1), Flags::NONE, &[&[b'x'; 10_000]]).is_ok()
+        lanes.request(NodeIndex(1), to, Slot::new(1), Flags::NONE, &[b'x'; 10_000]).is_ok()
     };
     while ask(&mut lanes, 1) {}
     assert!(!ask(&mut lanes, 2));

@@ -306,6 +306,28 @@ impl Reservation {
         Some(unsafe { std::slice::from_raw_parts_mut(at, bytes) })
     }
 
+    /// Appends the bytes that have arrived to `to`.
+    pub fn copy_to(&self, to: &mut Vec<u8>) {
+        let inner = &*self.inner;
+        // SAFETY: these bytes were written (`filled`) to entries that only this reservation knows of,
+        // behind their headers and inside their sizes.
+        let mut append = |at: *const u8, bytes| {
+            to.extend_from_slice(unsafe { std::slice::from_raw_parts(at, bytes) });
+        };
+        match &self.place {
+            Place::Inline(entry) => append(inner.item_at(entry.location).payload_ptr(), self.filled),
+            Place::Pieces(pieces) => {
+                let mut left = self.filled;
+                for (entry, bytes) in pieces {
+                    let count = left.min(*bytes as usize);
+                    append(inner.log.ptr(entry.location).wrapping_add(PIECE_HEADER_BYTES), count);
+                    left -= count;
+                }
+            }
+            Place::Gone => {}
+        }
+    }
+
     /// Returns the unfilled part of the last piece.
     fn last_piece(&self) -> Option<(*mut u8, usize)> {
         let Place::Pieces(pieces) = &self.place else { return None };

@@ -4,11 +4,13 @@
 //! The same requests are sent to one server without a ring, whose replies must be the same. The CAS
 //! values of different nodes have nothing in common, so the items have none.
 
+mod moves;
 mod requests;
 mod situations;
 mod world;
 
 use super::*;
+use moves::Moves;
 use requests::{binary_request, key, text_request, value};
 use std::collections::HashMap;
 use test_kit::rng::Rng;
@@ -92,7 +94,11 @@ fn each_request_has_a_reply_when_nodes_are_lost() {
         if in_group == 0 {
             world = None;
         }
-        let world = world.get_or_insert_with(|| World::new(&mut Rng::new(group), None));
+        let (world, moves) = world.get_or_insert_with(|| {
+            let mut world = World::new(&mut Rng::new(group), None);
+            let moves = Moves::new(&mut world);
+            (world, moves)
+        });
         world.begin(rng);
         let (mut script, mut requests) = (Vec::new(), Vec::new());
         let mut sent: HashMap<String, Vec<Vec<u8>>> = HashMap::new();
@@ -117,8 +123,10 @@ fn each_request_has_a_reply_when_nodes_are_lost() {
         world.play(rng, &script, false, |world, rng| match rng.below(200) {
             0 => world.lose(rng.index(2), reopens),
             1 => world.owners[rng.index(2)].refuses = rng.below(4),
+            2..12 if group == 2 => moves.step(world, rng),
             _ => {}
         });
+        moves.settle(world, rng);
         let mut written = &world.bench.io.written[..];
         for (name, is_get) in &requests {
             if written.is_empty() && world.is_closed {
@@ -133,7 +141,7 @@ fn each_request_has_a_reply_when_nodes_are_lost() {
             }
             let line = String::from_utf8_lossy(line).into_owned();
             written = rest;
-            let is_of_peer = world.owner_of(name.as_bytes()).is_some();
+            let is_of_peer = group == 2 || world.owner_of(name.as_bytes()).is_some();
             match (is_get, line.as_str()) {
                 (true, "END\r\n") | (false, "STORED\r\n") => {}
                 (false, error) if is_of_peer && error.starts_with("SERVER_ERROR ") => failures += 1,

@@ -2,7 +2,7 @@
 
 use super::{Fault, InboundLane, Share, collected_bytes_max};
 use crate::exec::{self, Begun, Next, Target};
-use crate::ring::{Ring, add};
+use crate::ring::{Ring, VERSION_BYTES, add};
 use crate::stats::ring::own_report;
 use crate::stream::{Body, Mark};
 use crate::worker::Worker;
@@ -160,11 +160,17 @@ impl Worker {
         bytes: &[u8],
     ) -> Result<(), Fault> {
         let fault = |what| Fault::Request { id, what };
+        let (version, bytes) = match flags.has(Flags::EVERY) {
+            true => bytes.split_first_chunk().ok_or_else(|| fault("has no map version"))?,
+            false => (&[0; VERSION_BYTES], bytes),
+        };
         let (decode, consumed, body_len) =
             Decode::of(flags, bytes).ok_or_else(|| fault("cannot be decoded"))?;
         let ring = self.shared.ring.as_ref();
         let is_own = ring.and_then(|ring| is_own(ring, &mut lane.inbound, &decode, slot, flags));
         let is_own = is_own.ok_or_else(|| fault("is none for another node, or names the wrong slot"))?;
+        let may_flush = ring.is_some_and(|ring| ring.may_flush(u64::from_le_bytes(*version)));
+        let is_own = is_own && (slot.is_some() || may_flush);
         let has_parts = flags.has(Flags::PARTS) || flags.has(Flags::HEAD);
         match (&decode, slot) {
             (Decode::Text(_) | Decode::Binary(_), _) if consumed != bytes.len() || has_parts => {

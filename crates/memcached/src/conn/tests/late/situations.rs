@@ -1,6 +1,7 @@
 //! Single situations: an owner is away or is lost, a client is replaced or handed over, a lane is full.
 
 use super::*;
+use super::world::VERSION;
 use cached_core::kv::StoreOutcome;
 
 /// Returns a world whose node owns `key:0`, while `key:1` and `key:2` belong to one other node and
@@ -51,10 +52,62 @@ fn reads_miss_and_changes_fail_while_their_owner_is_away() {
         "END\r\nSERVER_ERROR the connection to node {name} was lost; the request may have been executed\r\nEND\r\n"
     ));
     world.with_lanes(|lanes, _| lanes.open(b));
-    world.owners[b].refuses = 2;
-    world.ask(b"set key:1 0 0 1\r\nx\r\nget key:1\r\n");
+}
+
+/// A request that its owner does not execute fails only after a while, and then says why.
+#[test]
+fn a_request_that_no_node_executes_waits_and_then_fails() {
+    let (mut world, [b, _]) = small_world();
     let name = world.name_of(b);
-    world.replies(&format!("SERVER_ERROR node {name} has another map (version 7)\r\nEND\r\n"));
+    let value = vec![b'x'; 100_000];
+    let set = [&b"set key:1 0 0 100000\r\n"[..], &value, b"\r\n"].concat();
+    for version in [7, VERSION] {
+        world.owners[b].told_version = version;
+        world.owners[b].refuses = u64::MAX;
+        let requests = [&b"append key:1 0 0 1\r\nx\r\n"[..], b"get key:1 key:2\r\n", &set, b"get key:0\r\n"];
+        world.ask(&requests.concat());
+        world.finish();
+        assert_eq!(world.bench.io.written, b"", "all of them wait");
+        world.with_lanes(|lanes, _| lanes.set_gives_up(true));
+        world.finish();
+        let reason = match version {
+            7 => format!("node {name} has another map (version 7)"),
+            _ => format!("the key's slot moves, or node {name} is still preparing it"),
+        };
+        world.replies(&format!("SERVER_ERROR {reason}\r\nEND\r\nSERVER_ERROR {reason}\r\nEND\r\n"));
+        world.with_lanes(|lanes, _| lanes.set_gives_up(false));
+        world.owners[b].refuses = 1;
+        world.ask(&requests.concat());
+        world.finish();
+        world.with_lanes(|lanes, _| lanes.retry());
+        world.owners[b].refuses = 0;
+        world.replies("NOT_STORED\r\nEND\r\nSTORED\r\nEND\r\n");
+        world.ask(b"delete key:1\r\n");
+        world.replies("DELETED\r\n");
+    }
+}
+
+/// A process that takes over begins the requests anew that wait until their owner executes them.
+#[test]
+fn requests_that_wait_are_handed_over() {
+    let (mut world, [b, _]) = small_world();
+    world.owners[b].refuses = 2;
+    let requests: &[u8] = b"set key:1 0 0 1\r\nx\r\nget key:1 key:2\r\nincr key:1 1\r\nget key:0\r\nge";
+    world.ask(requests);
+    world.finish();
+    assert!(world.bench.connection.hand_over(false).is_none());
+    assert!(world.bench.connection.take_back());
+    let handed = world.bench.connection.hand_over(false).expect("it is at rest");
+    assert_eq!(handed.input.escape_ascii().to_string(), requests.escape_ascii().to_string());
+    world.bench.connection = Connection::resume_handed(client_info(), handed, false);
+    world.bench.connection.join_ring(77);
+    world.with_lanes(|lanes, _| lanes.retry());
+    world.ask(b"t key:0\r\n");
+    world.replies(
+        "STORED\r\nVALUE key:1 0 1\r\nx\r\nEND\r\n\
+         CLIENT_ERROR cannot increment or decrement non-numeric value\r\nEND\r\nEND\r\n",
+    );
+    assert!(!world.bench.connection.take_back());
 }
 
 #[test]

@@ -2,18 +2,20 @@
 
 use super::*;
 use crate::exec::{self, Begun, Next};
-use crate::ring::{Lanes, Route};
+use crate::ring::{Lanes, Outcome, Ring, Route, VERSION_BYTES, Why};
 use crate::settings::{RingSecrets, RingSettings};
 use crate::stream::Body;
 use cached_proto::text::GetCursor;
 use cached_proto::{Decoded, Limits, binary as proto, text};
 use cached_ring::wire::{self, Kind};
-use cached_ring::{Asked, Flags, Inbound, Map, Node, NodeIndex, Report, SLOTS, slot_of};
+use cached_ring::{Asked, Flags, Inbound, Map, Node, NodeIndex, Report, SLOTS, Slot, SlotSet, slot_of};
 use std::time::Duration;
 
 /// A connection never holds more than this: a large value twice, the replies of its places, and
 /// parts of replies.
 const HELD_BYTES_MAX: usize = 2 << 20;
+/// The version of the first map.
+pub(super) const VERSION: u64 = 3;
 /// The slot of the client's connection in its worker.
 const SLOT: u32 = 5;
 
@@ -40,13 +42,21 @@ pub(super) struct Owner {
     /// The received beginning of a message, at the entry.
     received: Vec<u8>,
     /// The requests of which parts are missing.
-    open: HashMap<u32, (Flags, Vec<u8>)>,
+    open: HashMap<u32, (Slot, Flags, bool, Vec<u8>)>,
     /// The replies that wait for MORE.
     waiting: HashMap<u32, Rest>,
     /// The maximum length of a reply's part.
     pub(super) part_bytes: usize,
     /// The number of the next requests that are refused as another node's.
     pub(super) refuses: u64,
+    /// The slots whose requests the node does not execute.
+    pub(super) away: SlotSet,
+    /// The version of the node's map.
+    pub(super) version: u64,
+    /// The version that it tells of its map.
+    pub(super) told_version: u64,
+    /// Whether the node hands slots over.
+    pub(super) is_sealed: bool,
 }
 
 /// What is left of a reply.
@@ -70,6 +80,10 @@ impl Owner {
             waiting: HashMap::new(),
             part_bytes,
             refuses: 0,
+            away: SlotSet::new(),
+            version: VERSION,
+            told_version: 7,
+            is_sealed: false,
         }
     }
 
@@ -91,11 +105,13 @@ impl Owner {
         match asked {
             Asked::Request { id, slot, flags, bytes } => {
                 assert_eq!(slot.is_none(), flags.has(Flags::EVERY));
-                if self.refuses > 0 && !flags.has(Flags::PARTS) {
-                    self.refuses -= 1;
-                    wire::push_not_mine(&mut self.from, id, 7);
-                } else if flags.has(Flags::PARTS) {
-                    self.open.insert(id, (flags, bytes.to_vec()));
+                let (version, bytes) = bytes.split_at(if slot.is_none() { VERSION_BYTES } else { 0 });
+                let is_of_map = slot.is_some() || version == self.version.to_le_bytes() && !self.is_sealed;
+                let is_refused = self.is_refused(slot, flags, bytes) || !is_of_map;
+                if flags.has(Flags::PARTS) {
+                    self.open.insert(id, (slot.expect("a slot"), flags, is_refused, bytes.to_vec()));
+                } else if is_refused {
+                    wire::push_not_mine(&mut self.from, id, self.told_version);
                 } else {
                     let rest = self.execute(flags, bytes);
                     // A request for every node has no long reply, and only long replies have parts.
@@ -104,10 +120,15 @@ impl Owner {
                 }
             }
             Asked::Part { id, bytes, last } => {
-                self.open.get_mut(&id).expect("an open request").1.extend_from_slice(bytes);
-                if last && let Some((flags, whole)) = self.open.remove(&id) {
-                    let rest = self.execute(flags, &whole);
-                    self.reply(id, rest, self.part_bytes);
+                self.open.get_mut(&id).expect("an open request").3.extend_from_slice(bytes);
+                if last && let Some((slot, flags, is_refused, whole)) = self.open.remove(&id) {
+                    if is_refused || self.is_refused(Some(slot), flags.with(Flags::AGAIN), &whole) {
+                        self.inbound.decided(slot, flags, true);
+                        wire::push_not_mine(&mut self.from, id, self.told_version);
+                    } else {
+                        let rest = self.execute(flags, &whole);
+                        self.reply(id, rest, self.part_bytes);
+                    }
                 }
             }
             Asked::More(id) => {
@@ -125,6 +146,26 @@ impl Owner {
         }
         self.to = to[used..].to_vec();
         true
+    }
+
+    /// Returns whether a request must be refused.
+    fn is_refused(&mut self, slot: Option<Slot>, flags: Flags, bytes: &[u8]) -> bool {
+        let mut slots = Vec::from_iter(slot);
+        if !flags.has(Flags::BINARY)
+            && let Decoded::Request { request: text::Request::Get(mut get), .. } =
+                text::decode(bytes, 0, &Limits::DEFAULT)
+        {
+            slots = std::iter::from_fn(|| get.next_key()).map(slot_of).collect();
+        }
+        let is_away = |slot: &Slot| self.away.contains(*slot) || self.inbound.refuses(*slot, flags);
+        let is_refused = self.refuses > 0 || slots.iter().any(is_away);
+        self.refuses = self.refuses.saturating_sub(1);
+        for slot in &slots {
+            if slots.len() == 1 || !is_refused {
+                self.inbound.decided(*slot, flags, is_refused);
+            }
+        }
+        is_refused
     }
 
     fn executor<'a>(&'a mut self, out: &'a mut Output) -> Executor<'a> {
@@ -209,6 +250,8 @@ pub(super) struct World {
     /// Whether the client's connection must be driven.
     pub(super) is_due: bool,
     pub(super) is_closed: bool,
+    /// The number of requests that were refused.
+    pub(super) refused: u64,
 }
 
 impl World {
@@ -225,7 +268,7 @@ impl World {
         for run in owners.chunks_mut(16) {
             run.fill(NodeIndex(rng.below(3) as u16));
         }
-        let map = Arc::new(Map::new("main", 3, nodes, owners).expect("a map"));
+        let map = Arc::new(Map::new("main", VERSION, nodes, owners).expect("a map"));
         let name = *rng.pick(&["a", "b", "c"]);
         let ring = RingSettings {
             node: name.into(),
@@ -247,6 +290,7 @@ impl World {
             name,
             is_due: false,
             is_closed: false,
+            refused: 0,
         };
         world.with_lanes(|lanes, _| (0..2).for_each(|lane| lanes.open(lane)));
         world
@@ -283,6 +327,12 @@ impl World {
         result
     }
 
+    pub(super) fn with_ring(&mut self, call: impl FnOnce(&Ring, &mut Lanes)) {
+        let shared = self.bench.shared.clone();
+        let ring = shared.ring.as_ref().expect("a ring");
+        self.with_lanes(|lanes, _| call(ring, lanes));
+    }
+
     /// Drives the client's connection once.
     pub(super) fn drive(&mut self) {
         self.bench.work.renew();
@@ -317,14 +367,16 @@ impl World {
         let fresh = owner.from.len().min(bytes_max);
         owner.received.extend(owner.from.drain(..fresh));
         let mut received = std::mem::take(&mut owner.received);
-        let (mut is_due, is_closed) = (false, self.is_closed);
+        let (mut is_due, mut refused, is_closed) = (false, 0, self.is_closed);
         let used = self.with_lanes(|lanes, connection| {
             lanes.received(lane, fresh, &received, &mut |to, id, outcome| {
+                refused += u64::from(matches!(outcome, Outcome::Failed { why: Why::NotMine(_), .. }));
                 is_due |= !is_closed && connection.answer(to, id, outcome);
             })
         });
         received.drain(..used.expect("the owner keeps to the protocol"));
         self.is_due |= is_due;
+        self.refused += refused;
         self.owners[lane].received = received;
         fresh > 0
     }
@@ -353,11 +405,16 @@ impl World {
         }
         wire::push_bye(&mut owner.from, owner.inbound.last());
         self.receive(lane, usize::MAX);
-        self.with_lanes(|lanes, _| {
+        let (mut is_due, is_closed) = (false, self.is_closed);
+        self.with_lanes(|lanes, connection| {
             assert!(lanes.has_said_bye(lane));
-            lanes.end(lane, &mut |_, _, outcome| panic!("{outcome:?}"));
+            lanes.end(lane, &mut |to, id, outcome| {
+                assert!(matches!(outcome, Outcome::Failed { why: Why::Unready, .. }), "{outcome:?}");
+                is_due |= !is_closed && connection.answer(to, id, outcome);
+            });
             lanes.open(lane);
         });
+        self.is_due |= is_due;
         self.owners[lane].disconnect();
     }
 
@@ -415,7 +472,8 @@ impl World {
 
     /// Moves all bytes until nothing is left to do.
     pub(super) fn finish(&mut self) {
-        loop {
+        for turn in 0.. {
+            assert!(turn < 1_000_000, "the connection always has more to do");
             let mut goes_on = false;
             if self.is_due && !self.is_closed {
                 self.drive();
@@ -457,7 +515,7 @@ impl World {
     pub(super) fn owner_of(&self, key: &[u8]) -> Option<usize> {
         let lanes = self.bench.shared.ring.as_ref().expect("a ring").lanes(0);
         match lanes.route(slot_of(key)) {
-            Route::Own => None,
+            Route::Own | Route::Wait => None,
             Route::Peer(node) => lanes.find(&lanes.map().node(node).name),
         }
     }

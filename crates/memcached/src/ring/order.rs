@@ -1,0 +1,104 @@
+//! The order of requests whose owner has refused some of their slot.
+//!
+//! ```text
+//!  set k 1 ──► refused ─────────────► waits for the next occasion ─► sent with AGAIN ──► executed
+//!  set k 2 ──► refused, even if the owner executes the slot by now ─► waits for this ─┘└─► sent
+//! ```
+//! Until the owner has executed one request of such a slot, one at a time tries: connections that wait
+//! for the same slot do not all ask in vain.
+
+use cached_proto::text::Request;
+use cached_proto::{Decoded, Limits, text};
+use cached_ring::{Flags, Outbound, Slot, slot_of};
+use std::collections::BTreeMap;
+
+/// The slots of a lane of which the owner has refused requests with one key. A retrieval of several
+/// keys needs no order: nothing is changed before it is complete.
+#[derive(Default)]
+pub(super) struct Pauses(BTreeMap<Slot, Pause>);
+
+enum Pause {
+    /// A request was refused in this epoch, and none was sent since.
+    Refused(u64),
+    /// One request was sent since.
+    Tried,
+}
+
+/// Whether a request may be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// With these flags.
+    Now(Flags),
+    /// After the answers to other requests of its slot.
+    AfterAnswers,
+    /// In the next epoch.
+    Later,
+}
+
+impl Pauses {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Notes that the owner has refused the request `own`.
+    #[cold]
+    pub(super) fn refused(&mut self, slot: Option<Slot>, flags: Flags, own: &[u8], epoch: u64) {
+        if let Some(slot) = slot
+            && others(flags, own).is_empty()
+        {
+            self.0.insert(slot, Pause::Refused(epoch));
+        }
+    }
+
+    /// Returns whether the request `own`, whose first key has this slot, may be sent in this epoch on
+    /// a lane with room for it. If so, it is sent.
+    #[cold]
+    pub(super) fn admit(
+        &mut self,
+        slot: Slot,
+        flags: Flags,
+        own: &[u8],
+        epoch: u64,
+        lane: &Outbound,
+    ) -> Admission {
+        let mut slots = others(flags, own);
+        slots.push(slot);
+        slots.retain(|other| *other == slot || self.0.contains_key(other));
+        let is_refused_now =
+            |slot: &Slot| matches!(self.0.get(slot), Some(Pause::Refused(refused)) if *refused == epoch);
+        if slots.iter().any(is_refused_now) {
+            return Admission::Later;
+        }
+        let is_paused = |slot: &Slot| self.0.contains_key(slot);
+        if lane.must_wait(slot) || slots.iter().any(|slot| is_paused(slot) && lane.has_in_flight(*slot)) {
+            return Admission::AfterAnswers;
+        }
+        let mut again = Flags::NONE;
+        for slot in slots {
+            match self.0.get_mut(&slot) {
+                Some(pause @ Pause::Refused(_)) => {
+                    *pause = Pause::Tried;
+                    again = Flags::AGAIN;
+                }
+                // The answer has come, and was no refusal.
+                Some(Pause::Tried) => drop(self.0.remove(&slot)),
+                None => {}
+            }
+        }
+        Admission::Now(again)
+    }
+}
+
+/// Returns the slots of the keys after the first one.
+fn others(flags: Flags, own: &[u8]) -> Vec<Slot> {
+    if flags.has(Flags::BINARY) {
+        return Vec::new();
+    }
+    match text::decode(own, 0, &Limits::DEFAULT) {
+        Decoded::Request { request: Request::Get(mut get), .. } => {
+            std::iter::from_fn(|| get.next_key()).skip(1).map(slot_of).collect()
+        }
+        _ => Vec::new(),
+    }
+}
