@@ -268,7 +268,7 @@ impl Worker {
             Command::Pass(done) => {
                 self.complete_retrievals();
                 // No request is being executed. Fails if the receiver has ended.
-                drop(done.send(()));
+                let _ = done.send(());
             }
             _ => {}
         }

@@ -69,11 +69,13 @@ impl Pair {
         let first = Map::first("main", node("a", listener.local_addr().unwrap().to_string())).unwrap();
         let map = first.join(node("b", "127.0.0.1:1".into())).unwrap();
         let [mut a, mut b] = ["a", "b"].map(|name| Node::new(name, Arc::new(map.clone())));
-        for (one, other, names) in [(&mut a, &mut b, ["a", "b"]), (&mut b, &mut a, ["b", "a"])] {
+        let connect = |one: &mut Node, other: &mut Node, names: [&str; 2]| {
             let (near, far) = pair();
             one.dial(names[1], near);
             other.accept(names[0], far);
-        }
+        };
+        connect(&mut a, &mut b, ["a", "b"]);
+        connect(&mut b, &mut a, ["b", "a"]);
         let client = b.connect();
         for number in 0..KEYS {
             a.worker.shared.kv.set(&key(number), &value(number)).unwrap();
