@@ -117,6 +117,7 @@ impl Map {
         next.moves.retain(|one| one.from != index && one.to != index);
         next.nodes[index.index()].weight = 0;
         next.nodes[index.index()].term = next.version;
+        next.struck = next.version;
         next.owners = spread(&next, index).ok_or_else(|| {
             MapError::new(format_args!("node {node} is the only node; no other one can own its slots"))
         })?;
@@ -239,7 +240,6 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::MoveOutcome;
     use proptest::prelude::*;
 
     fn node(name: &str, weight: u32) -> Node {
@@ -270,15 +270,13 @@ mod tests {
         let moving = two.begin_move("b", "a", batch.clone()).unwrap();
         assert_eq!(moving.next_move("a", &|_| true), None, "one at a time");
         assert_eq!(moving.moves()[0].id, 3);
-        assert_eq!(moving.outcome(&moving, 3), MoveOutcome::InProgress);
         let aborted = moving.abort_move(3).unwrap();
-        assert_eq!((aborted.counts(), aborted.outcome(&moving, 3)), (vec![0, SLOTS], MoveOutcome::Ended));
+        assert_eq!((aborted.moves(), aborted.counts()), (&[][..], vec![0, SLOTS]));
         let committed = moving.commit_move(3).unwrap();
-        assert_eq!(committed.outcome(&moving, 3), MoveOutcome::Committed);
         assert_eq!(committed.counts(), [MOVE_SLOTS_MAX, SLOTS - MOVE_SLOTS_MAX]);
         assert_eq!(error(committed.commit_move(3)), "there is no move 3; it has ended");
         assert_eq!(error(committed.abort_move(3)), "there is no move 3; it has ended");
-        assert!(committed.follows(&two, "a") && committed.has_terms_of(&two));
+        assert!(committed.follows(&two, "a") && committed.is_whole_since(&two));
 
         // A drained node gives all of it back.
         let owns = "node a owns 1024 slots; drain it first, or strike it off if it is lost";
@@ -357,11 +355,12 @@ mod tests {
         // Shares of 1 to 3; no slot of c has moved.
         assert_eq!(struck.counts(), [SLOTS / 4, 0, SLOTS * 3 / 4]);
         assert_eq!(struck.lost(&before, "c").count() + struck.lost(&before, "a").count(), 0);
-        assert!(!struck.has_terms_of(&before) && struck.follows(&before, "c"));
-        // The slots of the move may be the target's, but not by a commit.
-        assert_eq!(struck.outcome(&before, before.moves()[0].id), MoveOutcome::Ended);
+        assert!(!struck.is_whole_since(&before) && struck.follows(&before, "c"));
         let later = struck.set_paused(true).unwrap();
         assert!(!later.follows(&before, "b") && later.follows(&before, "a"));
+        // Also if the node is removed, and others join and leave.
+        let removed = later.remove("b").unwrap();
+        assert!(!removed.is_whole_since(&before) && removed.is_whole_since(&struck));
         assert!(!later.follows(&map_of_file(1), "a") && map_of_file(2).follows(&map_of_file(1), "a"));
         assert!(!map_of_file(3).follows(&map_of_file(1), "a"));
         let alone = Map::first("main", node("b", 1)).unwrap();

@@ -26,6 +26,9 @@ struct MetaDocument {
     version: u64,
     #[serde(default)]
     paused: bool,
+    /// The version in which a node was struck off last; 0 if none was.
+    #[serde(default)]
+    struck: u64,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -62,10 +65,11 @@ pub fn from_file<'a>(
     documents: impl Iterator<Item = (&'a str, &'a [u8])>,
 ) -> Result<Map, MapError> {
     let map = from_documents(ring, documents)?;
-    let struck_off = map.nodes.iter().find(|node| node.term != 0);
-    let document = match struck_off {
+    let with_term = map.nodes.iter().find(|node| node.term != 0);
+    let document = match with_term {
         _ if !map.moves.is_empty() => "moves: is present".to_owned(),
         _ if map.is_paused => "meta: paused: is set".to_owned(),
+        _ if map.struck != 0 => "meta: struck: is set".to_owned(),
         Some(Node { name, .. }) => format!("nodes/{name}: term: is set"),
         None => return Ok(map),
     };
@@ -113,6 +117,13 @@ pub fn from_documents<'a>(
             key("meta")
         )));
     }
+    if meta.struck > meta.version {
+        let (struck, version) = (meta.struck, meta.version);
+        return Err(MapError::new(format_args!(
+            "{}: struck: is {struck}; it must be at most the version, {version}",
+            key("meta")
+        )));
+    }
     if !(1..=VERSION_MAX).contains(&meta.version) {
         let version = meta.version;
         return Err(MapError::new(format_args!(
@@ -150,7 +161,7 @@ pub fn from_documents<'a>(
         Some(document) => moves_of(&key("moves"), value(&key("moves"), document)?, &map)?,
         None => Vec::new(),
     };
-    let map = Map { is_paused: meta.paused, moves, ..map }.checked();
+    let map = Map { is_paused: meta.paused, moves, struck: meta.struck, ..map }.checked();
     map.map_err(|error| MapError::new(format_args!("ring/{ring}/{error}")))
 }
 
@@ -172,7 +183,8 @@ pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
             Ok(())
         }
     };
-    put("meta", json(&MetaDocument { format: FORMAT, version: map.version, paused: map.is_paused }))?;
+    let Map { version, is_paused: paused, struck, .. } = *map;
+    put("meta", json(&MetaDocument { format: FORMAT, version, paused, struck }))?;
     for Node { name, ring, address, weight, term } in map.nodes.iter().cloned() {
         put(&format!("nodes/{name}"), json(&NodeDocument { ring, address, weight, term }))?;
     }
@@ -354,6 +366,10 @@ mod tests {
                 "ring/main/meta: format: is 2; this program knows 1",
             ),
             (
+                vec![("ring/main/meta", r#"{"format":1,"version":7,"struck":8}"#)],
+                "ring/main/meta: struck: is 8; it must be at most the version, 7",
+            ),
+            (
                 vec![("ring/main/meta", r#"{"format":1,"version":0}"#)],
                 "ring/main/meta: version: is 0; it must be between 1 and 9223372036854775807",
             ),
@@ -419,7 +435,7 @@ mod tests {
     fn a_ring_in_a_registry_is_written_as_it_was_read() {
         let documents = BTreeMap::from([
             ("ring/main/map", r#"{"0-4095":"a","4096-16383":"b"}"#),
-            ("ring/main/meta", r#"{"format":1,"version":7,"paused":true}"#),
+            ("ring/main/meta", r#"{"format":1,"version":7,"paused":true,"struck":3}"#),
             ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"4096-4100,5000"}]"#),
             ("ring/main/nodes/a", r#"{"ring":"h1:1","address":"h1:2","weight":1,"term":1}"#),
             ("ring/main/nodes/b", r#"{"ring":"h2:1","address":"h2:2","weight":0,"term":3}"#),
@@ -471,10 +487,12 @@ mod tests {
         assert!(file(&[META, A, B]).is_ok());
         let node = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","term":1}"#);
         let meta = ("ring/main/meta", r#"{"format":1,"version":7,"paused":true}"#);
+        let struck = ("ring/main/meta", r#"{"format":1,"version":7,"struck":7}"#);
         let moves = ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"16383"}]"#);
         for (documents, what) in [
             ([META, A, node], "nodes/b: term: is set"),
             ([meta, A, B], "meta: paused: is set"),
+            ([struck, A, B], "meta: struck: is set"),
             ([META, A, B], "moves: is present"),
         ] {
             let documents = if what.starts_with("moves") {

@@ -23,6 +23,8 @@ mod form;
 pub mod hello;
 mod lane;
 mod map;
+#[cfg(test)]
+mod model_tests;
 mod numbered;
 mod plan;
 mod slots;

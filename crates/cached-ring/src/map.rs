@@ -128,17 +128,6 @@ pub struct Move {
     pub slots: SlotSet,
 }
 
-/// What has become of a move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MoveOutcome {
-    /// It goes on.
-    InProgress,
-    /// It is committed: the slots are the target's.
-    Committed,
-    /// It has ended otherwise, or nobody can tell.
-    Ended,
-}
-
 /// The nodes of a ring, the owner of each slot, and the moves that are in progress.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Map {
@@ -150,6 +139,8 @@ pub struct Map {
     pub(crate) owners: Owners,
     /// The moves in the order of their ids.
     pub(crate) moves: Vec<Move>,
+    /// The version in which a node was struck off last; 0 if none was.
+    pub(crate) struck: u64,
     pub(crate) digest: u64,
 }
 
@@ -162,7 +153,7 @@ impl Map {
     /// among the nodes.
     pub fn new(ring: &str, version: u64, nodes: Vec<Node>, owners: Owners) -> Result<Map, MapError> {
         let (ring, moves) = (ring.to_owned(), Vec::new());
-        Map { ring, version, is_paused: false, nodes, owners, moves, digest: 0 }.checked()
+        Map { ring, version, is_paused: false, nodes, owners, moves, struck: 0, digest: 0 }.checked()
     }
 
     /// Checks all fields, and sets the digest.
@@ -317,7 +308,7 @@ impl Map {
     ///
     /// # Errors
     /// Returns the reason: another ring, a version that is not higher although the maps differ, or a
-    /// map without the node.
+    /// map file without the node. In a registry, a node that was removed owns nothing any more.
     pub fn check_successor(&self, before: &Map, node: &str) -> Result<(), MapError> {
         if self == before {
             return Ok(());
@@ -333,7 +324,8 @@ impl Map {
                  differs"
             )));
         }
-        self.check_node(node)
+        let is_in_registry = before.find(node).is_some_and(|index| before.node(index).term != 0);
+        if is_in_registry { Ok(()) } else { self.check_node(node) }
     }
 
     /// Returns whether the running node `node` can keep the items of slots that are its own in
@@ -346,35 +338,11 @@ impl Map {
         self.version == before.version + 1 || (term(self) != 0 && term(self) == term(before))
     }
 
-    /// Returns whether each node of `before` is here with its term: since then, no node was struck
-    /// off or removed. So a slot that this node had sealed, and owns here, was at no other node.
+    /// Returns whether no node was struck off after `before`. Then, slots that a node had sealed and
+    /// owns here were at no other node: nobody gives slots back unasked.
     #[must_use]
-    pub fn has_terms_of(&self, before: &Map) -> bool {
-        before.nodes.iter().all(|node| self.has_term_of(node))
-    }
-
-    fn has_term_of(&self, node: &Node) -> bool {
-        self.find(&node.name).is_some_and(|index| self.node(index).term == node.term)
-    }
-
-    /// Returns what has become of a move that `before` contains, an earlier map of the ring, while its
-    /// target was waiting for this.
-    ///
-    /// That the target owns the slots is no proof of a commit: after an abort, the source may have been
-    /// struck off. Of a move that was committed before one of the two nodes was struck off,
-    /// [`MoveOutcome::Ended`] is returned: its items must not be used, which is always safe.
-    #[must_use]
-    pub fn outcome(&self, before: &Map, id: u64) -> MoveOutcome {
-        let Some(Move { from, to, slots, .. }) = before.find_move(id) else { return MoveOutcome::Ended };
-        if self.find_move(id).is_some() {
-            return MoveOutcome::InProgress;
-        }
-        let (source, target) = (before.node(*from), before.node(*to));
-        let owner = self.find(&target.name);
-        let is_committed = self.has_term_of(source)
-            && self.has_term_of(target)
-            && slots.iter().all(|slot| Some(self.owner(slot)) == owner);
-        if is_committed { MoveOutcome::Committed } else { MoveOutcome::Ended }
+    pub fn is_whole_since(&self, before: &Map) -> bool {
+        self.struck <= before.version
     }
 
     /// Checks that the node `node` is part of the map.
@@ -416,8 +384,10 @@ impl Map {
             }
         }
         self.owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
-        if self.is_paused {
-            digest.add_other(b'p', 1);
+        for (letter, number) in [(b'p', u64::from(self.is_paused)), (b's', self.struck)] {
+            if number != 0 {
+                digest.add_other(letter, number);
+            }
         }
         for Move { id, to, slots, .. } in &self.moves {
             digest.add_other(b'm', *id);
@@ -604,6 +574,9 @@ mod tests {
         assert!(check(&map(6, &["a", "b"]), "a").is_err());
         let gone = "ring/main/nodes/b: is missing; the map has the nodes a, c";
         assert_eq!(check(&map(8, &["a", "c"]), "b").unwrap_err(), gone);
+        let in_registry = Map::first("main", node("b", 1)).unwrap();
+        let removed = in_registry.join(node("a", 2)).and_then(|map| map.fail("b")?.remove("b")).unwrap();
+        assert_eq!(removed.check_successor(&in_registry, "b"), Ok(()));
         let other = Map { ring: "other".into(), ..map(8, &["a", "b"]) };
         assert_eq!(check(&other, "a").unwrap_err(), "the ring is other; it must be main, as before");
     }
