@@ -30,6 +30,12 @@ pub(crate) fn accept(shared: &Arc<Shared>, node: String, socket: OwnedFd) {
                 let mut bytes = Vec::new();
                 let text = &line[..line.floor_char_boundary(REFUSED_BYTES_MAX)];
                 Frame::Refused { text }.encode(&mut bytes);
+                // What has come is read first, because the close would otherwise overtake the reason.
+                for _ in 0..4 {
+                    if !matches!((&stream).read(&mut [0; 256]), Ok(1..)) {
+                        break;
+                    }
+                }
                 // The other node may have gone.
                 let _ = (&stream).write_all(&bytes);
             }
@@ -141,12 +147,11 @@ fn await_move(shared: &Shared, ring: &Ring, id: u64, node: &str) -> Result<Move,
             return Err(End::Refused(line));
         }
         ring.events.outdated.notify_one();
-        let next_map = match &mut next_map {
-            Some((before, next_map)) if *before == version => next_map,
-            other => &other.insert((version, ring.when_in_force(version + 1))).1,
-        };
+        if next_map.as_ref().is_none_or(|(before, _)| *before != version) {
+            next_map = Some((version, ring.when_in_force(version + 1)));
+        }
         // Slots may also become this node's own without another map.
-        let _ = next_map.recv_timeout(LOOK);
+        let _ = next_map.as_ref().map(|(_, next_map)| next_map.recv_timeout(LOOK));
     }
 }
 

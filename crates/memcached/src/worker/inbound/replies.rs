@@ -152,15 +152,14 @@ impl Worker {
 
     fn complete_retrieval(&mut self, lane: &InboundLane, suspended: &mut Suspended) {
         let Some((line, cursor)) = suspended.further.take() else { return };
-        let mut keys = cursor.resume(&line);
-        let keys = std::iter::from_fn(|| keys.next_key());
-        let is_own = self.shared.ring.as_ref().is_some_and(|ring| { keys }.all(|key| ring.owns(slot_of(key))));
+        let mut get = cursor.resume(&line);
+        let mut keys = std::iter::from_fn(|| get.next_key());
+        if self.shared.ring.as_ref().is_none_or(|ring| keys.all(|key| ring.owns(slot_of(key)))) {
+            suspended.further = Some((line, cursor));
+            return;
+        }
         let mut next = Next::Suspend(cursor);
         while let Next::Suspend(cursor) = next {
-            if is_own {
-                suspended.further = Some((line, cursor));
-                return;
-            }
             self.work.renew();
             let (mark, _) = self.begin_reply();
             next = exec::get_many(&mut self.executor_for(lane), &mut cursor.resume(&line));

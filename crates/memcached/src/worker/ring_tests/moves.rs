@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const KEYS: usize = 600;
 
 fn key(number: usize) -> Vec<u8> {
-    format!("key {number}").replace(' ', ":").into_bytes()
+    format!("key:{number}").into_bytes()
 }
 
 fn value(number: usize) -> Vec<u8> {
@@ -86,8 +86,8 @@ impl Pair {
     /// Runs `steps` while both nodes run.
     fn run<R: Send>(&mut self, steps: impl AsyncFnOnce(&Steps<'_>) -> R + Send) -> R {
         let (is_done, nodes) = (AtomicBool::new(false), [&self.a, &self.b].map(|node| node.worker.shared.clone()));
-        let listener = &self.listener;
-        let Pair { a, b, .. } = self;
+        let Pair { a, b, listener, .. } = self;
+        let listener = &*listener;
         thread::scope(|scope| {
             for shared in &nodes {
                 let is_done = &is_done;
@@ -291,8 +291,9 @@ fn a_move_that_is_broken_off_changes_nothing() {
             let copied = copied.await;
             if matches!(at, Sealed | SealedAndPaused) {
                 drop(copied.unwrap());
-                let unfinished = async || while steps.unfinished(0).is_empty() { tokio::task::yield_now().await };
-                unfinished().await;
+                while steps.unfinished(0).is_empty() {
+                    tokio::task::yield_now().await;
+                }
                 assert_eq!((steps.unfinished(0), steps.sealed()), (vec![id], moved().len()));
                 if at == SealedAndPaused {
                     // The map with the abort is missed.
