@@ -378,11 +378,6 @@ impl Ring {
         matches!(self.words.state(slot), SlotState::Own | SlotState::Sealed | SlotState::Filling)
     }
 
-    /// Returns whether requests for the slot wait until a map says whose it is.
-    pub(crate) fn is_sealed(&self, slot: Slot) -> bool {
-        self.words.state(slot) == SlotState::Sealed
-    }
-
     /// Makes the node's slots `Purging` before clients are served, until
     /// [`end_purge`](Self::end_purge).
     pub(crate) fn hold_slots(&self) {

@@ -169,8 +169,8 @@ impl Worker {
         let ring = self.shared.ring.as_ref();
         let is_own = ring.and_then(|ring| is_own(ring, &mut lane.inbound, &decode, slot, flags));
         let is_own = is_own.ok_or_else(|| fault("is none for another node, or names the wrong slot"))?;
-        let may_flush = ring.is_some_and(|ring| ring.may_flush(u64::from_le_bytes(*version)));
-        let is_own = is_own && (slot.is_some() || may_flush);
+        let may_flush = || ring.is_some_and(|ring| ring.may_flush(u64::from_le_bytes(*version)));
+        let is_own = is_own && (slot.is_some() || may_flush());
         let has_parts = flags.has(Flags::PARTS) || flags.has(Flags::HEAD);
         match (&decode, slot) {
             (Decode::Text(_) | Decode::Binary(_), _) if consumed != bytes.len() || has_parts => {
