@@ -211,7 +211,7 @@ impl Ring {
     /// Returns whether a worker has a lane to a node.
     pub(crate) fn is_reachable(&self, node: &str) -> bool {
         let peer = self.maps.lock().peers.get(node).cloned();
-        peer.is_some_and(|peer| (0..self.lanes.len()).any(|worker| peer.is_open(worker)))
+        peer.is_some_and(|peer| peer.is_reachable())
     }
 
     /// Returns whether every node that this one reaches has a map at least as late as this process has

@@ -140,17 +140,18 @@ impl Peer {
     /// nevertheless.
     pub(super) fn is_behind(&self, map: MapInForce, may_be_later: bool) -> bool {
         let is_there = |told: MapInForce| told == map || may_be_later && told.version > map.version;
-        self.may_run() && !self.told.lock().map.is_some_and(is_there)
+        let is_gone = !self.is_reachable() && self.is_unreachable.load(Ordering::Acquire);
+        !is_gone && !self.told.lock().map.is_some_and(is_there)
     }
 
-    /// Returns whether the peer may have a map before the one of this version.
+    /// Returns whether the peer, to which there is a lane, has a map before the one of this version.
     pub(super) fn is_before(&self, version: u64) -> bool {
-        self.may_run() && self.told.lock().map.is_none_or(|told| told.version < version)
+        self.is_reachable() && self.told.lock().map.is_none_or(|told| told.version < version)
     }
 
-    fn may_run(&self) -> bool {
-        let is_open = (0..self.workers.len()).any(|worker| self.is_open(worker));
-        is_open || !self.is_unreachable.load(Ordering::Acquire)
+    /// Returns whether a worker has a lane to the peer.
+    pub(super) fn is_reachable(&self) -> bool {
+        (0..self.workers.len()).any(|worker| self.is_open(worker))
     }
 
     fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {
