@@ -9,7 +9,7 @@ use super::{LOOK, PING_EVERY, is_ending, spawn};
 use crate::ring::{Direction, Filling, NoFilling, Ring};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
-use cached_core::kv::{DeleteOptions, ImportOptions, ScanCursor};
+use cached_core::kv::{DeleteOptions, ImportOptions, ScanCursor, StoreError};
 use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bits, frame};
 use cached_ring::{Map, slot_of};
 use std::io::{Read, Write};
@@ -57,6 +57,9 @@ pub enum CopyError {
     /// Items were flushed here while others came, which may be older; or a flush is scheduled.
     #[error("items were flushed in the meantime, or are about to be")]
     Flushed,
+    /// This node evicts nothing, and has no memory for the items.
+    #[error("this node has no memory for the items, and evicts none")]
+    Full,
 }
 
 /// A copy that has arrived completely: the source executes no requests for its slots. If this is
@@ -339,6 +342,9 @@ impl<'a> Session<'a> {
                 Ok(Order::Settle(..)) | Err(TryRecvError::Disconnected) => return Err(CopyError::Gone),
                 Err(TryRecvError::Empty) => {}
             }
+            if self.filling.is_over() {
+                return Err(CopyError::Gone);
+            }
             if is_ending(self.shared) || !self.ring.may_fill(self.filling) {
                 return Err(CopyError::Ends);
             }
@@ -380,8 +386,11 @@ impl<'a> Session<'a> {
     fn apply(&mut self, news: &UnboundedSender<News>) -> Result<bool, CopyError> {
         let shared = self.shared;
         let is_handed_over = shared.is_handed_over.lock();
-        if *is_handed_over || self.filling.is_over() {
+        if *is_handed_over {
             return Err(CopyError::Ends);
+        }
+        if self.filling.is_over() {
+            return Err(CopyError::Gone);
         }
         let input = std::mem::take(&mut self.input);
         let (mut used, mut is_complete, before) = (0, false, self.counts);
@@ -392,7 +401,7 @@ impl<'a> Session<'a> {
             match message {
                 Frame::Item(item) => {
                     self.on(TargetEvent::Item)?;
-                    self.store(&item);
+                    self.store(&item)?;
                     self.counts.items += 1;
                     self.counts.bytes += bytes as u64;
                 }
@@ -436,9 +445,9 @@ impl<'a> Session<'a> {
         self.filling.slots.contains(slot_of(key))
     }
 
-    fn store(&self, item: &ItemFrame<'_>) {
+    fn store(&self, item: &ItemFrame<'_>) -> Result<(), CopyError> {
         if !self.is_of_move(item.key) {
-            return;
+            return Ok(());
         }
         let kv = &self.shared.kv;
         let secs = |ms: u64| u32::try_from(ms.div_ceil(1000)).unwrap_or(u32::MAX);
@@ -453,9 +462,11 @@ impl<'a> Session<'a> {
             token_sent: has(bits::TOKEN_SENT),
             key_binary: has(bits::BASE64),
         };
-        // A value that cannot be stored, for lack of memory, is one that was evicted; nothing older is
-        // left of it.
-        let _ = kv.import(item.key, kv.hash(item.key), item.value, &options);
+        match kv.import(item.key, kv.hash(item.key), item.value, &options) {
+            Err(StoreError::OutOfMemory) if !self.shared.settings.evict => Err(CopyError::Full),
+            // A value that this node cannot store is as one that was evicted; nothing older is left of it.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     /// Waits for the verdict on a copy that is complete, and acts on it.
