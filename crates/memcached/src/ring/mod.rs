@@ -56,9 +56,11 @@ pub(crate) const STRANGERS_MAX: usize = 2;
 /// From this number of entries on, the entries of nodes that have left the map are dropped.
 const PEERS_MAX: usize = 2 * NODES_MAX;
 
-/// The mark of a memory file that may have items which are not its node's, among all others. A mark
-/// that is odd says that there are items of other slots; they must be removed.
+/// The mark of a memory file that may have items which are not its node's, among all others. As a bit of
+/// another mark, it says that there may be items of other slots, which must be removed.
 pub(crate) const MIXED: u64 = 1;
+/// The bit of a mark that says that a server without a ring has had the memory file since.
+pub(crate) const ALONE: u64 = 2;
 
 /// A node's view of its ring.
 pub(crate) struct Ring {
@@ -394,14 +396,15 @@ impl Ring {
         self.is_purging.store(self.purges() != purges, Ordering::Relaxed);
     }
 
-    /// Returns the mark of a store that has only items of this node's slots. It is even.
+    /// Returns the mark of a store that has only items of this node's slots. The bits [`MIXED`] and
+    /// [`ALONE`] are not set.
     pub(crate) fn mark(&self) -> u64 {
         self.mark_of(&self.map())
     }
 
     fn mark_of(&self, map: &Map) -> u64 {
         // A map without this node is refused.
-        self.own_index(map).map_or(MIXED, |own| map.mark(own) & !MIXED)
+        self.own_index(map).map_or(MIXED, |own| map.mark(own) & !(MIXED | ALONE) | 4)
     }
 
     /// Returns the mark of the store as it is.

@@ -18,7 +18,7 @@
 //! commit is in force: their previous owner executes no request for them any more.
 
 use crate::connections::Command;
-use crate::ring::{Changed, MIXED, RETRY, Ring, TICK};
+use crate::ring::{ALONE, Changed, MIXED, RETRY, Ring, TICK};
 use crate::shared::Shared;
 use cached_core::kv::{DeleteOptions, ScanCursor};
 use cached_ring::{Map, slot_of};
@@ -50,14 +50,17 @@ pub(crate) fn adopt_items(shared: &Shared) {
         if is_mixed {
             kv.set_mark(NO_RING);
         }
-        // The mark of a ring stays: if the node returns to it, and slots have been another node's in
-        // the meantime, the map has another version.
+        if !is_mixed && mark != NO_RING {
+            // The mark of a ring stays, for a node that returns to it: with items of all slots then.
+            kv.set_mark(mark | ALONE);
+        }
         return;
     };
     let own = ring.mark();
-    if mark & !MIXED == own {
-        // With items of slots that the node has lost, or was being given.
-        if mark & MIXED != 0 {
+    if mark & !(MIXED | ALONE) == own {
+        // With items of slots that the node has lost or was being given, or that were none to it.
+        if mark != own {
+            kv.set_mark(own | MIXED);
             ring.begin_purge();
         }
         return;

@@ -301,7 +301,7 @@ fn a_node_that_ends_waits_for_no_other_that_ends() {
 
 /// Returns the mark of a memory file of the node b, which owns all slots.
 fn mark(version: u64) -> u64 {
-    map(version, 1).mark(NodeIndex(1)) & !1
+    map(version, 1).mark(NodeIndex(1)) & !3 | 4
 }
 
 #[test]
@@ -385,7 +385,8 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
     assert_eq!(with_ring(own), (true, own, false));
     assert_eq!(with_ring(0), (true, 1, true));
     assert_eq!(with_ring(1), (false, 1, true));
-    assert_eq!(with_ring(own ^ 2), (false, 1, true));
+    assert_eq!(with_ring(own ^ 8), (false, 1, true));
+    assert_eq!(with_ring(own | 2), (true, own | 1, true), "a server without a ring has had it");
     assert_eq!(with_ring(own | 1), (true, own | 1, true), "with items of other slots, which are removed");
     let without = |mark: u64| {
         let shared = shared(Settings { ring: None, ..settings("b", map(1, 1)) });
@@ -394,6 +395,6 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
         adopt_items(&shared);
         (shared.kv.get(b"key").is_some(), shared.kv.mark())
     };
-    assert_eq!([without(0), without(own), without(1), without(own | 1)],
-        [(true, 0), (true, own), (false, 0), (false, 0)]);
+    assert_eq!([without(0), without(own), without(own | 2), without(1), without(own | 1)],
+        [(true, 0), (true, own | 2), (true, own | 2), (false, 0), (false, 0)]);
 }
