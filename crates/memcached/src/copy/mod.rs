@@ -48,7 +48,8 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 /// Returns the most memory of copy sessions, in bytes: of those that this node serves, and of the one
 /// that it asks for. There are none without a ring whose map is in a registry.
 pub(crate) fn bytes_max(settings: &Settings) -> usize {
-    let has_moves = settings.ring.as_ref().is_some_and(|ring| ring.map.nodes().iter().any(|node| node.term != 0));
+    let has_moves =
+        settings.ring.as_ref().is_some_and(|ring| ring.map.nodes().iter().any(|node| node.term != 0));
     let item = 2 * settings.item_bytes_max;
     match has_moves {
         true => SERVED_MAX * (source::SESSION_BYTES_MAX + item) + target::SESSION_BYTES_MAX + item,

@@ -77,7 +77,9 @@ fn serve(shared: &Shared, ring: &Ring, node: &str, stream: &TcpStream) -> Result
     stream.set_write_timeout(shared.settings.ring.as_ref().map(|settings| settings.peer_timeout))?;
     stream.set_read_timeout(Some(LOOK))?;
     if !ring.begin_serving() {
-        return Err(End::Refused(format!("{SERVED_MAX} nodes are copying from it, as many as may at a time")));
+        return Err(End::Refused(format!(
+            "{SERVED_MAX} nodes are copying from it, as many as may at a time"
+        )));
     }
     let mut place = Place { ring, id: None, is_committed: false };
     let id = read_copy(shared, stream)?;

@@ -14,11 +14,11 @@ use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bit
 use cached_ring::{Map, slot_of};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 
 /// The largest value of any node. One that this node does not store is left out, as if it was evicted.
 const VALUE_BYTES_MAX: usize = 1 << 30;

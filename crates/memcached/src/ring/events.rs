@@ -20,7 +20,11 @@ pub struct RingEvents {
 
 impl Default for RingEvents {
     fn default() -> RingEvents {
-        RingEvents { outdated: Notify::new(), unfinished: watch::Sender::default(), latest: AtomicU64::new(0) }
+        RingEvents {
+            outdated: Notify::new(),
+            unfinished: watch::Sender::default(),
+            latest: AtomicU64::new(0),
+        }
     }
 }
 

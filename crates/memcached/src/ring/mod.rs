@@ -29,7 +29,7 @@ mod transfers;
 mod words;
 
 pub use events::RingEvents;
-pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, Refused, Route, RETRY, TICK, VERSION_BYTES, Why};
+pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, RETRY, Refused, Route, TICK, VERSION_BYTES, Why};
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
@@ -256,7 +256,10 @@ impl Ring {
             peers.retain(|name, peer| maps.know(name) || Arc::strong_count(peer) > 1);
             maps.peers = peers;
         }
-        maps.peers.entry(name.to_owned()).or_insert_with(|| Arc::new(Peer::new(name, workers, self.events.clone()))).clone()
+        maps.peers
+            .entry(name.to_owned())
+            .or_insert_with(|| Arc::new(Peer::new(name, workers, self.events.clone())))
+            .clone()
     }
 
     /// Requests that another map be put in force, which happens soon afterwards. The same map as the

@@ -85,7 +85,7 @@ impl Transfers {
         let mut changed = Changed::default();
         // Between the maps, the target may have committed the move, and then lost the slots by its
         // failure: then what is here is old.
-        let is_whole = follows && (map.version() == before.version() + 1 || has_terms_of(map, before));
+        let is_whole = follows && (map.version() == before.version() + 1 || map.is_whole_since(before));
         let mut set = |slots: &SlotSet, from, is_kept: bool| {
             for slot in slots.iter().filter(|slot| words.state(*slot) == from) {
                 let keeps = is_kept && Some(map.owner(slot)) == own;
@@ -107,12 +107,6 @@ impl Transfers {
         }
         changed
     }
-}
-
-/// Returns whether each node of `before` is in the map with the same term: no node was struck off in
-/// between.
-fn has_terms_of(map: &Map, before: &Map) -> bool {
-    before.nodes().iter().all(|node| map.find(&node.name).is_some_and(|at| map.node(at).term == node.term))
 }
 
 /// Why a move cannot be copied to this node.

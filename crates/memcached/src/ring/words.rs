@@ -112,8 +112,7 @@ impl Words {
 
     fn change_one(&self, slot: usize, from: SlotState, to: SlotState) {
         // Fails for a slot in another state, which keeps it.
-        let _ =
-            self.0[slot].compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.0[slot].compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Puts a map in force. Slots of other nodes are `Away` or `Filling` when this returns. Slots that

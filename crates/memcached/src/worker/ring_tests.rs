@@ -395,6 +395,8 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
         adopt_items(&shared);
         (shared.kv.get(b"key").is_some(), shared.kv.mark())
     };
-    assert_eq!([without(0), without(own), without(own | 2), without(1), without(own | 1)],
-        [(true, 0), (true, own | 2), (true, own | 2), (false, 0), (false, 0)]);
+    assert_eq!(
+        [without(0), without(own), without(own | 2), without(1), without(own | 1)],
+        [(true, 0), (true, own | 2), (true, own | 2), (false, 0), (false, 0)]
+    );
 }

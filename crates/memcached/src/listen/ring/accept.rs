@@ -7,7 +7,9 @@ use crate::ring::{Ring, STRANGERS_MAX};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
 use cached_ring::NODES_MAX;
-use cached_ring::hello::{COPY_SESSION, DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome};
+use cached_ring::hello::{
+    COPY_SESSION, DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome,
+};
 use connection::{Connections, Limits, Place};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

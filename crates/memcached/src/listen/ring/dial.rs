@@ -233,7 +233,10 @@ async fn greet(stream: &mut TcpStream, hello: Hello, secret: Option<&Secret>) ->
     };
     match welcome.check(&hello, secret.is_some()) {
         Ok(features) if hello.worker == COPY_SESSION && features & FEATURE_COPY == 0 => {
-            let text = format!("node {:?} cannot give slots to another one, its program is older", hello.wanted_node);
+            let text = format!(
+                "node {:?} cannot give slots to another one, its program is older",
+                hello.wanted_node
+            );
             return Err(handshake.refuse(Refused { code: RefusedCode::Version, text }).await);
         }
         Ok(_) => {}

@@ -94,7 +94,8 @@ fn is_own(
     if is_own || !has_others {
         inbound.decided(slot, flags, !is_own);
     }
-    if has_others && flags.has(Flags::AGAIN)
+    if has_others
+        && flags.has(Flags::AGAIN)
         && let Decode::Text(text::Request::Get(keys)) = decode
     {
         let mut keys = *keys;

@@ -85,7 +85,8 @@ impl Pair {
 
     /// Runs `steps` while both nodes run.
     fn run<R: Send>(&mut self, steps: impl AsyncFnOnce(&Steps<'_>) -> R + Send) -> R {
-        let (is_done, nodes) = (AtomicBool::new(false), [&self.a, &self.b].map(|node| node.worker.shared.clone()));
+        let (is_done, nodes) =
+            (AtomicBool::new(false), [&self.a, &self.b].map(|node| node.worker.shared.clone()));
         let Pair { a, b, listener, .. } = self;
         let listener = &*listener;
         thread::scope(|scope| {
@@ -263,7 +264,14 @@ enum Break {
 fn a_move_that_is_broken_off_changes_nothing() {
     use Break::*;
     for at in [
-        NotConfirmed, SourceClosed, FlushedAtTarget, FlushedAtSource, HeldAtTarget, HeldAtSource, Aborted, Sealed,
+        NotConfirmed,
+        SourceClosed,
+        FlushedAtTarget,
+        FlushedAtSource,
+        HeldAtTarget,
+        HeldAtSource,
+        Aborted,
+        Sealed,
         SealedAndPaused,
     ] {
         let mut pair = Pair::new();
