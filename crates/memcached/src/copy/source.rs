@@ -28,8 +28,11 @@ const SLICE_BYTES: usize = 128 << 10;
 const SLICE_BUCKETS: usize = 256;
 /// A value above this size is not copied while its hash bucket is locked.
 const PINNED_BYTES_MIN: usize = 16 << 10;
-/// Fewer keys than this may wait when READY is sent.
+/// So many changed keys may wait during the walk.
 const QUEUE_SHORT: usize = 256;
+/// READY is sent once all changes that wait are sent within this time, which is about the time for which
+/// the slots will be sealed. It rises to a 20th of the time since the walk.
+const CATCH_UP: Duration = Duration::from_millis(30);
 /// The capacity of the buffer that stays.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// The most memory of a session besides the largest item, in bytes: the queue, of which a part may have
@@ -150,9 +153,7 @@ impl Session<'_> {
             })?;
             walk.join().unwrap_or_else(|panic| resume_unwind(panic))
         })?;
-        while self.changed.len() + self.queue.len() >= QUEUE_SHORT {
-            self.take_turn()?;
-        }
+        self.catch_up()?;
         self.decide(SourceEvent::Walked)?;
         while !self.is_committed {
             if !self.has_changes() {
@@ -168,6 +169,28 @@ impl Session<'_> {
         while self.walk.is_some() {
             self.take_turn()?;
             thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Sends changes until they are sent almost as soon as they occur.
+    fn catch_up(&mut self) -> Result<(), SourceError> {
+        let walked = Instant::now();
+        self.send_taken()?;
+        loop {
+            let begun = Instant::now();
+            self.take_turn()?;
+            self.send_taken()?;
+            if begun.elapsed() <= CATCH_UP.max(walked.elapsed() / 20) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends the changes that were taken out of the queue.
+    fn send_taken(&mut self) -> Result<(), SourceError> {
+        while self.changed.len() > 0 {
+            self.take_turn()?;
         }
         Ok(())
     }
@@ -275,34 +298,39 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Reads what has come. Returns the first event.
+    /// Reads once. Returns the first event that has come.
     fn receive(&mut self) -> Result<Option<SourceEvent>, SourceError> {
-        loop {
-            if let Some((frame, bytes)) = frame(&self.input, 0)? {
-                let event = match frame {
-                    Frame::Seal => Some(SourceEvent::Seal),
-                    Frame::Committed { .. } => Some(SourceEvent::Committed),
-                    Frame::Ping => None,
-                    _ => return Err(SourceError::Unexpected),
-                };
-                self.input.drain(..bytes);
-                if event.is_some() {
-                    return Ok(event);
-                }
-                continue;
+        if let Some(event) = self.next_event()? {
+            return Ok(Some(event));
+        }
+        let mut bytes = [0; 512];
+        match (&*self.stream).read(&mut bytes) {
+            Ok(0) => return Err(SourceError::Closed),
+            Ok(count) => {
+                self.heard = Instant::now();
+                self.input.extend_from_slice(&bytes[..count]);
             }
-            let mut bytes = [0; 512];
-            match (&*self.stream).read(&mut bytes) {
-                Ok(0) => return Err(SourceError::Closed),
-                Ok(count) => {
-                    self.heard = Instant::now();
-                    self.input.extend_from_slice(&bytes[..count]);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.next_event()
+    }
+
+    /// Takes messages from those that have come, up to the first event.
+    fn next_event(&mut self) -> Result<Option<SourceEvent>, SourceError> {
+        while let Some((frame, bytes)) = frame(&self.input, 0)? {
+            let event = match frame {
+                Frame::Seal => Some(SourceEvent::Seal),
+                Frame::Committed { .. } => Some(SourceEvent::Committed),
+                Frame::Ping => None,
+                _ => return Err(SourceError::Unexpected),
+            };
+            self.input.drain(..bytes);
+            if event.is_some() {
+                return Ok(event);
             }
         }
+        Ok(None)
     }
 
     /// Waits until the socket is ready, or for a short time.

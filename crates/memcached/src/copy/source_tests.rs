@@ -1,5 +1,6 @@
 //! The source with threads that change its items, and a target that only keeps what comes.
 
+use super::queue::{BYTES_MAX, KEY_OVERHEAD_BYTES};
 use super::source::serve;
 use crate::Server;
 use crate::process::Logging;
@@ -375,4 +376,28 @@ fn a_session_ends_when_this_node_ends_it() {
     assert_eq!((error, is_sealed), (ended.0.clone(), true));
     *shared.is_handed_over.lock() = true;
     assert_eq!(session(&shared, true, &no, |mut target| target.receive(Until::Closed)), ended);
+}
+
+#[test]
+fn a_session_ends_when_more_keys_change_than_may_wait() {
+    let shared = node_with(64 << 20);
+    let key = |number: usize| format!("{number:0250}").into_bytes();
+    let count = 2 * BYTES_MAX / (250 + KEY_OVERHEAD_BYTES) + 1000;
+    let (near, far) = sockets();
+    let seal = || {
+        // The last changes, as of requests that began before the seal.
+        (0..count).for_each(|number| shared.kv.set(&key(number), b"").unwrap());
+        true
+    };
+    let served = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut target = Target::new(far);
+            target.receive(Until::Ready);
+            target.say(&Frame::Seal);
+            target.receive(Until::Closed);
+        });
+        let near = near;
+        serve(&shared, &near, &half(), &seal, &|| false)
+    });
+    assert_eq!(served.unwrap_err().to_string(), "items change faster than they can be sent");
 }
