@@ -31,8 +31,11 @@ const PINNED_BYTES_MIN: usize = 16 << 10;
 /// So many changed keys may wait during the walk.
 const QUEUE_SHORT: usize = 256;
 /// READY is sent once all changes that wait are sent within this time, which is about the time for which
-/// the slots will be sealed. It rises to a 20th of the time since the walk.
-const CATCH_UP: Duration = Duration::from_millis(30);
+/// the slots will be sealed. It rises with the time since the walk, up to the maximum.
+const SENT_WITHIN: Duration = Duration::from_millis(30);
+const SENT_WITHIN_MAX: Duration = Duration::from_secs(1);
+/// The time after which a session ends in which changes are not sent within the maximum.
+const CATCH_UP_MAX: Duration = Duration::from_secs(60);
 /// The capacity of the buffer that stays.
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// The most memory of a session besides the largest item, in bytes: the queue, of which a part may have
@@ -181,8 +184,11 @@ impl Session<'_> {
             let begun = Instant::now();
             self.take_turn()?;
             self.send_taken()?;
-            if begun.elapsed() <= CATCH_UP.max(walked.elapsed() / 20) {
+            if begun.elapsed() <= (walked.elapsed() / 20).clamp(SENT_WITHIN, SENT_WITHIN_MAX) {
                 return Ok(());
+            }
+            if walked.elapsed() > CATCH_UP_MAX {
+                return Err(SourceError::TooMany);
             }
         }
     }
