@@ -70,7 +70,8 @@ pub enum Executed {
     Maybe,
     /// It has, and a part of the reply has been delivered.
     Partly,
-    /// It has not, and has refused an earlier request of the slot: this one goes again after it.
+    /// It has not, and has refused an earlier request, which may be of the same slot: this one goes
+    /// again after it.
     Refused,
 }
 
@@ -482,13 +483,10 @@ impl Outbound {
     fn fail(&mut self, is_resumed: bool, each: &mut dyn FnMut(Failed<'_>)) {
         let (base, sent) = (self.base, self.sent);
         let messages = &*self.log.make_contiguous();
-        let (forgotten, refused) = (&self.forgotten, self.refused.take());
-        let is_refused = |slot| {
-            is_resumed
-                && refused.as_ref().zip(Slot::new(slot)).is_some_and(|(refused, slot)| refused.contains(slot))
-        };
+        let forgotten = &self.forgotten;
+        // Only the caller knows all slots of a retrieval of several keys. So all requests go again.
+        let is_refused = self.refused.take().is_some() && is_resumed;
         self.waiting.retain(|waiting| {
-            let is_refused = is_refused(waiting.slot);
             let own = match &waiting.own {
                 _ if forgotten.contains(&waiting.id) => return false,
                 Own::Log { .. } if is_resumed && !is_refused => return true,
