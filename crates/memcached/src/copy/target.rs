@@ -234,7 +234,8 @@ fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyErro
             return Err(CopyError::Ends);
         }
         let is_handed_over = shared.is_handed_over.lock();
-        if *is_handed_over {
+        // The slots may have become this node's own in the meantime.
+        if *is_handed_over || filling.is_over() {
             return Err(CopyError::Ends);
         }
         let mut next = Some(at);
