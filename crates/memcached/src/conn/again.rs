@@ -6,7 +6,8 @@
 //! order. A request that waits too long fails as if its owner was away.
 
 use super::merge::Merge;
-use super::places::{MERGES_MAX, Passed, Peer, Place, Routed, Sending, Way};
+use super::places::{MERGES_MAX, Peer, Place, Routed, Sending};
+use super::way::{Passed, Way};
 use super::{Connection, Phase};
 use crate::connections::HANDED_INPUT_BYTES_MAX;
 use crate::exec::{self, Begun, Executor, Next};
@@ -80,7 +81,7 @@ impl Routed {
                     let place = std::mem::replace(&mut self.places[at], Place::Own(Output::default()));
                     let Place::Again(mut again) = place else { continue };
                     let slot = again.slot;
-                    // Later requests of the slot come later, and so do retrievals of keys of any slot.
+                    // Later requests of the slot come later, and so do retrievals, with keys of any slot.
                     let must_wait = waiting.contains(&slot) || again.in_steps && !waiting.is_empty();
                     let place = match must_wait {
                         true => None,
@@ -99,7 +100,7 @@ impl Routed {
                         }
                     };
                 }
-                Place::Merge(merge) => {
+                Place::Merge(merge) if waiting.is_empty() => {
                     let before = merge.awaited();
                     merge.send(way, to);
                     self.awaited = self.awaited + merge.awaited() - before;
@@ -111,6 +112,7 @@ impl Routed {
                     self.awaited = self.awaited + every.awaited() - before;
                     self.is_held = true;
                 }
+                Place::Merge(merge) => self.is_held |= merge.is_waiting(),
                 _ => {}
             }
         }

@@ -5,7 +5,8 @@
 //! that was asked, and not while it hands slots over. A request that one node has not executed is
 //! executed by all of them again, which has the same effect twice.
 
-use super::places::{Passed, Way, is_refusal, put};
+use super::places::{is_refusal, put};
+use super::way::{Passed, Way};
 use crate::exec::{self, Executor, Next};
 use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
 use cached_proto::{Decoded, Limits, binary, text};

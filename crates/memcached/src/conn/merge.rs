@@ -1,6 +1,7 @@
 //! Retrievals of keys with different owners.
 
-use super::places::{Answered, Passed, Way, is_refusal, put};
+use super::places::{Answered, is_refusal, put};
+use super::way::{Passed, Way};
 use crate::exec::{self, Executor};
 use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
 use cached_proto::text::{Get, GetCursor};
@@ -186,7 +187,7 @@ impl Merge {
         if self.epoch != way.lanes.epoch() {
             self.epoch = way.lanes.epoch();
             self.refused.clear();
-            self.is_stale |= self.is_waiting();
+            self.is_stale |= self.parts.iter().any(|part| matches!(part.request, PartRequest::Unsent(_)));
         }
         if self.is_stale {
             self.divide(way, self.owners.len());

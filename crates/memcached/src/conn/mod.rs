@@ -24,6 +24,7 @@
 //! | `gate` | the phase before the others where clients must authenticate |
 //! | `route` | in a ring: requests are executed here, or passed to the owner of their key |
 //! | `places` | in a ring: the replies that are awaited, in the order of the requests |
+//! | `way` | in a ring: how a request is passed to another node |
 //! | `again` | in a ring: requests that their owner has not executed |
 //! | `values` | in a ring: values that have not arrived completely |
 //! | `merge` | in a ring: retrievals of keys with different owners |
@@ -40,6 +41,7 @@ mod route;
 #[cfg(test)]
 mod tests;
 mod values;
+mod way;
 
 pub(crate) use drive::DriveResult;
 

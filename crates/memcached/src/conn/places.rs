@@ -13,8 +13,9 @@ use super::Phase;
 use super::again::Again;
 use super::every::Every;
 use super::merge::{Merge, Walked};
+use super::way::{NoRoom, Passed, Way};
 use crate::exec::{self, Executor};
-use crate::ring::{LaneId, Lanes, Outcome, Refused, Route, VERSION_BYTES, Why};
+use crate::ring::{LaneId, Lanes, Outcome, Route, Why};
 use crate::stream::{FULL_BYTES, Output};
 use cached_ring::wire::MESSAGE_BYTES_MAX;
 use cached_ring::{Flags, Slot, Waiter, slot_of};
@@ -140,72 +141,6 @@ impl Sending {
     /// Returns whether nothing was sent, and the request is too long for one message.
     pub(super) fn begins_in_parts(&self) -> bool {
         self.sent.is_none() && self.bytes.len() > MESSAGE_BYTES_MAX
-    }
-}
-
-/// The lanes of the worker, and what the connection needs to use them.
-pub(super) struct Way<'a> {
-    pub(super) lanes: &'a mut Lanes,
-    /// The connection's slot in the worker.
-    pub(super) slot: u32,
-    /// Whether the connection is a datagram, which cannot wait for a reply.
-    pub(super) is_datagram: bool,
-}
-
-/// A lane has no room. The connection is woken once it has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NoRoom;
-
-/// What became of a request that is passed to a node.
-pub(super) enum Passed {
-    Sent(LaneId),
-    /// The node is away, and this is the reply.
-    Failed(Vec<u8>),
-    /// The lane has no room. The connection is woken once it has.
-    NoRoom,
-    /// No node executes the request at present. The connection is woken when it may try again.
-    Wait,
-}
-
-impl Way<'_> {
-    /// Returns whether the lane of every node that is not away has room for a request. If not, the
-    /// connection is woken when there is room.
-    pub(super) fn has_room_everywhere(&mut self, bytes: usize) -> bool {
-        let slot = self.slot;
-        let bytes = bytes + VERSION_BYTES;
-        self.is_datagram || self.lanes.peers().all(|node| self.lanes.has_room(slot, node, bytes))
-    }
-
-    /// Passes a request to the node that `route` names; `slot` is `None` for a request to every node.
-    /// If that node is away, the error is the reply.
-    pub(super) fn request(
-        &mut self,
-        route: Route,
-        to: Waiter,
-        slot: Option<Slot>,
-        flags: Flags,
-        own: &[u8],
-    ) -> Passed {
-        let node = match (route, slot) {
-            (Route::Peer(node), _) => node,
-            (Route::Wait | Route::Own, Some(slot)) if !self.is_datagram => {
-                self.lanes.wait_for(self.slot, slot);
-                return Passed::Wait;
-            }
-            (Route::Wait | Route::Own, slot) => self.lanes.map().owner(slot.unwrap_or(slot_of(b""))),
-        };
-        if !self.is_datagram {
-            match self.lanes.request(node, to, slot, flags, own) {
-                Ok(id) => return Passed::Sent(id),
-                Err(Refused::NoRoom) => return Passed::NoRoom,
-                Err(Refused::Wait) => return Passed::Wait,
-                Err(Refused::Away) => {}
-            }
-        }
-        let mut reply = Vec::new();
-        let name = self.lanes.map().node(node).name.as_str();
-        exec::away(&mut reply, flags.has(Flags::BINARY), own, name, Why::Away);
-        Passed::Failed(reply)
     }
 }
 
@@ -561,6 +496,31 @@ impl Routed {
                 _ => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl std::fmt::Debug for Routed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = |place: &Place| match place {
+            Place::Own(_) => "own",
+            Place::Peer(_) => "peer",
+            Place::Again(_) => "again",
+            Place::Merge(_) => "merge",
+            Place::Every(_) => "every",
+            Place::Cut(_) => "cut",
+        };
+        let places: Vec<&str> = self.places.iter().map(kind).collect();
+        let is_sending = self.sending.is_some();
+        f.debug_struct("Routed")
+            .field("places", &places)
+            .field("reading", &self.reading)
+            .field("is_sending", &is_sending)
+            .field("is_held", &self.is_held)
+            .field("is_deferred", &self.is_deferred)
+            .field("is_blocked", &self.is_blocked)
+            .field("ready", &self.ready.is_empty())
+            .finish_non_exhaustive()
     }
 }
 

@@ -11,7 +11,8 @@
 use super::drive::Budget;
 use super::every::Every;
 use super::merge::{LINE_BYTES_MAX, Merge};
-use super::places::{NoRoom, Routed, Way};
+use super::places::Routed;
+use super::way::{NoRoom, Way};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor, Next, Target};
 use crate::ring::{LaneId, Lanes, Outcome, Route};

@@ -2,9 +2,10 @@
 //! passed on once it is complete, so that a client that stalls holds nothing of the owner's.
 
 use super::again::{Again, execute};
-use super::places::{NoRoom, Passed, Peer, Routed, Sending};
+use super::places::{Peer, Routed, Sending};
 use super::requests::BUFFERED_BODY_BYTES_MAX;
 use super::route::{Step, Turn};
+use super::way::{NoRoom, Passed};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor};
 use crate::ring::Route;

@@ -44,7 +44,7 @@ pub(crate) enum Route {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LaneId {
     /// The position among the worker's lanes.
-    lane: u16,
+    pub(super) lane: u16,
     request: RequestId,
 }
 
@@ -107,20 +107,20 @@ enum LaneState {
 
 /// The lane to one peer, open or not. It exists while the peer is in the map or requests to the
 /// peer are unanswered.
-struct Lane {
+pub(super) struct Lane {
     peer: Arc<Peer>,
     state: LaneState,
     /// Whether the peer is in the map.
     is_wanted: bool,
     /// Whether the peer has another address than the lane's connection.
     is_moved: bool,
-    outbound: Outbound,
+    pub(super) outbound: Outbound,
     /// The slots of connections that wait for room.
     waiting: BTreeSet<u32>,
     /// The slots of connections that wait for answers to requests of the same slot.
-    ordered: BTreeSet<u32>,
+    pub(super) ordered: BTreeSet<u32>,
     /// The slots of which the peer has refused a request.
-    pauses: Pauses,
+    pub(super) pauses: Pauses,
     /// The number of ticks since something was received.
     silent_ticks: u32,
     /// The number of ticks since the lane was opened.
@@ -170,23 +170,23 @@ pub(crate) enum Pulse {
 pub(crate) struct Lanes {
     worker: usize,
     words: Arc<Words>,
-    map: Arc<Map>,
+    pub(super) map: Arc<Map>,
     /// The position of each node's lane, by the node's index; `None` for this node.
-    of_node: Vec<Option<u16>>,
-    lanes: Vec<Lane>,
+    pub(super) of_node: Vec<Option<u16>>,
+    pub(super) lanes: Vec<Lane>,
     next_tag: u32,
     /// The slots of connections that have waited, and may try again.
-    woken: Vec<u32>,
+    pub(super) woken: Vec<u32>,
     /// The lanes to previous owners on which requests of these slots are unanswered, which later ones
     /// must not overtake.
-    held: BTreeMap<Slot, u16>,
+    pub(super) held: BTreeMap<Slot, u16>,
     /// The slots of connections with requests that wait until an owner executes them.
-    again: BTreeSet<u32>,
+    pub(super) again: BTreeSet<u32>,
     /// Counts the occasions at which refused requests may be sent again.
-    epoch: u64,
+    pub(super) epoch: u64,
     /// Whether requests no longer wait, because the worker is about to end.
-    gives_up: bool,
-    limits: LaneLimits,
+    pub(super) gives_up: bool,
+    pub(super) limits: LaneLimits,
 }
 
 /// The times after which a lane is given up, in ticks.
@@ -240,42 +240,6 @@ impl Lanes {
             return Route::Wait;
         }
         if self.words.owns(slot) { Route::Own } else { Route::Peer(self.map.owner(slot)) }
-    }
-
-    /// Returns whether requests of the slot are unanswered at its previous owner.
-    #[cold]
-    fn holds(&self, slot: Slot) -> bool {
-        self.held.get(&slot).is_some_and(|lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(slot))
-    }
-
-    /// Lets the connection in `slot` wait for the next occasion at which refused requests may be sent
-    /// again.
-    pub(crate) fn wait(&mut self, slot: u32) {
-        self.again.insert(slot);
-    }
-
-    /// Lets the connection in `slot` wait until `held` can be routed.
-    pub(crate) fn wait_for(&mut self, slot: u32, held: Slot) {
-        match self.held.get(&held) {
-            Some(lane) => self.lanes[usize::from(*lane)].ordered.insert(slot),
-            None => self.again.insert(slot),
-        };
-    }
-
-    /// Returns the number of occasions so far at which refused requests may be sent again.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    /// Returns whether a request that began to wait at `since` waits no longer.
-    pub(crate) fn is_over(&self, since: Instant) -> bool {
-        self.gives_up || since.elapsed() >= self.limits.resume_within
-    }
-
-    /// Returns whether requests go to the peer to which another one was sent.
-    pub(crate) fn leads_to(&self, route: Route, id: LaneId) -> bool {
-        let Route::Peer(node) = route else { return false };
-        self.of_node.get(node.index()).copied().flatten() == Some(id.lane)
     }
 
     /// Returns the worker's map.
@@ -425,40 +389,6 @@ impl Lanes {
         self.retry();
     }
 
-    /// Holds the slots back whose owner has changed while requests for them are unanswered.
-    fn hold_slots(&mut self) {
-        for (at, lane) in (0..).zip(&self.lanes) {
-            for slot in lane.outbound.slots_in_flight() {
-                let owner = self.of_node[self.map.owner(slot).index()];
-                if owner != Some(at) {
-                    self.held.entry(slot).or_insert(at);
-                }
-            }
-        }
-    }
-
-    /// Lets refused requests be sent again, and wakes the connections that have some.
-    pub(crate) fn retry(&mut self) {
-        self.epoch += 1;
-        self.woken.extend(std::mem::take(&mut self.again));
-        if !self.held.is_empty() {
-            let mut held = std::mem::take(&mut self.held);
-            held.retain(|slot, lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(*slot));
-            self.held = held;
-        }
-    }
-
-    /// Returns whether connections wait for [`retry`](Self::retry).
-    pub(crate) fn is_waiting(&self) -> bool {
-        !self.again.is_empty()
-    }
-
-    /// Lets requests that no owner executes fail at once, or no longer.
-    pub(crate) fn set_gives_up(&mut self, gives_up: bool) {
-        self.gives_up = gives_up;
-        self.retry();
-    }
-
     /// Returns whether the map has this address for a node.
     pub(crate) fn is_at(&self, node: &str, address: &str) -> bool {
         self.map.find(node).is_some_and(|index| self.map.node(index).ring == address)
@@ -552,7 +482,8 @@ impl Lanes {
             };
             each(to, id, outcome);
         });
-        if !lane.ordered.is_empty() && done + not_mine > 0 {
+        // Also the answer to a request whose client has gone may be awaited.
+        if !lane.ordered.is_empty() && fresh > 0 {
             self.woken.extend(std::mem::take(&mut lane.ordered));
         }
         let counts = lane.peer.counts(self.worker);

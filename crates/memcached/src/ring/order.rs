@@ -7,10 +7,12 @@
 //! Until the owner has executed one request of such a slot, one at a time tries: connections that wait
 //! for the same slot do not all ask in vain.
 
+use super::lanes::{LaneId, Lanes, Route};
 use cached_proto::text::Request;
 use cached_proto::{Decoded, Limits, text};
 use cached_ring::{Flags, Outbound, Slot, slot_of};
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// The slots of a lane of which the owner has refused requests with one key. A retrieval of several
 /// keys needs no order: nothing is changed before it is complete.
@@ -87,6 +89,84 @@ impl Pauses {
             }
         }
         Admission::Now(again)
+    }
+}
+
+/// What connections wait for.
+impl Lanes {
+    /// Returns whether requests of the slot are unanswered at its previous owner.
+    #[cold]
+    pub(super) fn holds(&self, slot: Slot) -> bool {
+        self.held.get(&slot).is_some_and(|lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(slot))
+    }
+
+    /// Lets the connection in `slot` wait for the next occasion at which refused requests may be sent
+    /// again.
+    pub(crate) fn wait(&mut self, slot: u32) {
+        self.again.insert(slot);
+    }
+
+    /// Lets the connection in `slot` wait until `held` can be routed.
+    pub(crate) fn wait_for(&mut self, slot: u32, held: Slot) {
+        match self.held.get(&held) {
+            Some(lane) => self.lanes[usize::from(*lane)].ordered.insert(slot),
+            None => self.again.insert(slot),
+        };
+    }
+
+    /// Returns the number of occasions so far at which refused requests may be sent again.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns whether a request that began to wait at `since` waits no longer.
+    pub(crate) fn is_over(&self, since: Instant) -> bool {
+        self.gives_up || since.elapsed() >= self.limits.resume_within
+    }
+
+    /// Returns whether requests go to the peer to which another one was sent.
+    pub(crate) fn leads_to(&self, route: Route, id: LaneId) -> bool {
+        let Route::Peer(node) = route else { return false };
+        self.of_node.get(node.index()).copied().flatten() == Some(id.lane)
+    }
+
+    /// Holds the slots back whose owner has changed while requests for them are unanswered.
+    pub(super) fn hold_slots(&mut self) {
+        for (at, lane) in (0..).zip(&self.lanes) {
+            for slot in lane.outbound.slots_in_flight() {
+                let owner = self.of_node[self.map.owner(slot).index()];
+                if owner != Some(at) {
+                    self.held.entry(slot).or_insert(at);
+                }
+            }
+        }
+    }
+
+    /// Lets refused requests be sent again, and wakes the connections that have some.
+    pub(crate) fn retry(&mut self) {
+        self.epoch += 1;
+        for lane in self.lanes.iter_mut().filter(|lane| !lane.pauses.is_empty()) {
+            lane.pauses.0.retain(|slot, pause| {
+                matches!(pause, Pause::Refused(_)) || lane.outbound.has_in_flight(*slot)
+            });
+        }
+        self.woken.extend(std::mem::take(&mut self.again));
+        if !self.held.is_empty() {
+            let mut held = std::mem::take(&mut self.held);
+            held.retain(|slot, lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(*slot));
+            self.held = held;
+        }
+    }
+
+    /// Returns whether connections wait for [`retry`](Self::retry).
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.again.is_empty()
+    }
+
+    /// Lets requests that no owner executes fail at once, or no longer.
+    pub(crate) fn set_gives_up(&mut self, gives_up: bool) {
+        self.gives_up = gives_up;
+        self.retry();
     }
 }
 

@@ -5,7 +5,9 @@
 //! for them, which are served in the same iteration. What connections have queued is sent once in
 //! each iteration, with one write for each node.
 
-use super::inbound::{InboundLane, SUSPENDED_BYTES_MAX, collected_bytes_max};
+use super::inbound::{
+    INBOUND_FIRST, InboundLane, READ_BYTES, READS_MAX, SUSPENDED_BYTES_MAX, collected_bytes_max, keep, register,
+};
 use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::copy;
@@ -26,20 +28,8 @@ use tokio::sync::oneshot;
 /// The event number of the first lane to another node.
 pub(super) const LANE_FIRST: u64 = 1 << 49;
 
-/// The event number of the first lane from another node.
-pub(super) const INBOUND_FIRST: u64 = 1 << 50;
-
-/// The number of bytes requested by one read of a lane.
-pub(super) const READ_BYTES: usize = 64 << 10;
-
 /// The most bytes that a lane keeps when it waits for more: an incomplete message.
 const PARTIAL_BYTES_MAX: usize = HEAD_BYTES + MESSAGE_BYTES_MAX;
-
-/// The capacity that a lane keeps which has no incomplete message.
-const IDLE_BYTES: usize = 4 << 10;
-
-/// The number of reads of one lane before others are served.
-pub(super) const READS_MAX: usize = 16;
 
 /// The number of turns in which a lane is still read after a write to it has failed: enough for the
 /// bytes in the socket buffers.
@@ -121,22 +111,6 @@ impl WorkerLanes {
             self.inbound.push(None);
             self.inbound.len() - 1
         })
-    }
-}
-
-/// Registers the socket of a lane with the event loop.
-pub(super) fn register(loop_of: &OwnedFd, socket: BorrowedFd<'_>, number: u64) -> rustix::io::Result<()> {
-    let interest =
-        epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-    epoll::add(loop_of, socket, epoll::EventData::new_u64(number), interest)
-}
-
-/// Replaces what a lane keeps. A lane that keeps nothing needs no memory.
-pub(super) fn keep(kept: &mut Vec<u8>, bytes: &[u8]) {
-    kept.clear();
-    kept.extend_from_slice(bytes);
-    if bytes.is_empty() {
-        kept.shrink_to(IDLE_BYTES);
     }
 }
 

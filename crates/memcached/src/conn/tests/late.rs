@@ -127,6 +127,9 @@ fn each_request_has_a_reply_when_nodes_are_lost() {
             _ => {}
         });
         moves.settle(world, rng);
+        if let Phase::Routed(routed) = &world.bench.connection.phase {
+            assert!(world.is_closed || !routed.has_places() && !routed.is_blocked, "seed {seed}: {routed:?}");
+        }
         let mut written = &world.bench.io.written[..];
         for (name, is_get) in &requests {
             if written.is_empty() && world.is_closed {

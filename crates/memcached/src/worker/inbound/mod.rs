@@ -23,7 +23,6 @@ mod requests;
 mod tests;
 
 use super::Worker;
-use super::lanes::{INBOUND_FIRST, READ_BYTES, READS_MAX, WorkerLanes, keep, register};
 use crate::connections::ServeLane;
 use crate::ring::{Peer, add};
 use crate::settings::Settings;
@@ -32,6 +31,7 @@ use crate::telemetry::heartbeat::Activity;
 use cached_ring::{Hostile, Inbound, wire};
 use replies::Suspended;
 use requests::Arriving;
+use rustix::event::epoll;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -41,6 +41,18 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::sync::oneshot;
+
+/// The event number of the first lane from another node.
+pub(super) const INBOUND_FIRST: u64 = 1 << 50;
+
+/// The number of bytes requested by one read of a lane.
+pub(super) const READ_BYTES: usize = 64 << 10;
+
+/// The capacity that a lane keeps which has no incomplete message.
+const IDLE_BYTES: usize = 4 << 10;
+
+/// The number of reads of one lane before others are served.
+pub(super) const READS_MAX: usize = 16;
 
 /// The largest request of any node: an item of 1 GiB, and its command.
 const REQUEST_BYTES_MAX: usize = (1 << 30) + (4 << 10);
@@ -58,6 +70,22 @@ const SILENT_TICKS_MAX: u32 = 40;
 
 /// The delay before lanes that are about to end are served again.
 const RETRY: Duration = Duration::from_micros(300);
+
+/// Registers the socket of a lane with the event loop.
+pub(super) fn register(loop_of: &OwnedFd, socket: BorrowedFd<'_>, number: u64) -> rustix::io::Result<()> {
+    let interest =
+        epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+    epoll::add(loop_of, socket, epoll::EventData::new_u64(number), interest)
+}
+
+/// Replaces what a lane keeps. A lane that keeps nothing needs no memory.
+pub(super) fn keep(kept: &mut Vec<u8>, bytes: &[u8]) {
+    kept.clear();
+    kept.extend_from_slice(bytes);
+    if bytes.is_empty() {
+        kept.shrink_to(IDLE_BYTES);
+    }
+}
 
 /// The mistake of another node, or the reason why a lane ends.
 #[derive(Debug, Error)]
@@ -226,16 +254,16 @@ impl Worker {
     pub(super) fn tick_inbound(&mut self) {
         let count = self.lanes.as_ref().map_or(0, |own| own.inbound.len());
         for at in 0..count {
-            let Some(WorkerLanes { inbound, .. }) = self.lanes.as_deref_mut() else { return };
-            let Some(lane) = &mut inbound[at] else { continue };
+            let Some(own) = self.lanes.as_deref_mut() else { return };
+            let Some(lane) = &mut own.inbound[at] else { continue };
             lane.silent_ticks += 1;
             if lane.silent_ticks <= SILENT_TICKS_MAX {
                 continue;
             }
             lane.ready.read = true;
             self.serve_inbound(at);
-            let Some(WorkerLanes { inbound, .. }) = self.lanes.as_deref_mut() else { return };
-            if let Some(lane) = inbound[at].take_if(|lane| lane.silent_ticks > SILENT_TICKS_MAX) {
+            let Some(own) = self.lanes.as_deref_mut() else { return };
+            if let Some(lane) = own.inbound[at].take_if(|lane| lane.silent_ticks > SILENT_TICKS_MAX) {
                 self.close_inbound(*lane, &Fault::Closed);
             }
         }

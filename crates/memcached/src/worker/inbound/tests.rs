@@ -368,7 +368,7 @@ fn a_lane_that_is_not_read_holds_little_and_loses_nothing() {
     let lane = owner.inbound().next().expect("the lane");
     let held = lane.held.as_ref().expect("replies that the socket has not taken");
     assert!(held.pinned_bytes() + held.capacity() <= FULL_BYTES + MESSAGE_BYTES_MAX + HEAD_BYTES);
-    assert!(lane.input.len() <= super::super::lanes::READ_BYTES + MESSAGE_BYTES_MAX + HEAD_BYTES);
+    assert!(lane.input.len() <= super::READ_BYTES + MESSAGE_BYTES_MAX + HEAD_BYTES);
     // Other lanes are served.
     assert_eq!(owner.value("other"), b"END\r\n");
     entry.pump(&mut owner);

@@ -130,6 +130,7 @@ impl Moves {
                 let owner = &mut world.owners[lane];
                 (owner.version, owner.is_sealed) = (self.map.version(), true);
                 owner.away.insert(the_move.slot);
+                owner.complete_retrievals();
             }
             None => {
                 self.learn(world);

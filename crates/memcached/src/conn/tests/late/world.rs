@@ -212,18 +212,32 @@ impl Owner {
         rest
     }
 
+    /// Reads what retrievals have not read, before slots are another node's.
+    pub(super) fn complete_retrievals(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        for rest in waiting.values_mut() {
+            while let Some((line, cursor)) = rest.get.take() {
+                self.read_on(rest, line, cursor);
+            }
+        }
+        self.waiting = waiting;
+    }
+
+    fn read_on(&mut self, rest: &mut Rest, line: Vec<u8>, cursor: GetCursor) {
+        let mut out = Output::default();
+        let next = exec::get_many(&mut self.executor(&mut out), &mut cursor.resume(&line));
+        if let Next::Suspend(cursor) = next {
+            rest.get = Some((line, cursor));
+        }
+        out.take_front(usize::MAX / 2, &mut rest.bytes);
+    }
+
     /// Sends what is left of a reply, or its next part of at least `part_bytes`.
     fn reply(&mut self, id: u32, mut rest: Rest, part_bytes: usize) {
         while rest.bytes.len() <= part_bytes
             && let Some((line, cursor)) = rest.get.take()
         {
-            let mut out = Output::default();
-            if let Next::Suspend(cursor) =
-                exec::get_many(&mut self.executor(&mut out), &mut cursor.resume(&line))
-            {
-                rest.get = Some((line, cursor));
-            }
-            out.take_front(usize::MAX / 2, &mut rest.bytes);
+            self.read_on(&mut rest, line, cursor);
         }
         // A long reply has longer parts, or the test would take long.
         let part_bytes = part_bytes.max(rest.bytes.len() / 30);
