@@ -13,7 +13,7 @@ use crate::locks::{BASELINE, CHANGES, INERT, Lock};
 use crate::process::Logging;
 use crate::ring::Ring;
 use crate::settings::size_classes::SizeClasses;
-use crate::settings::{InertSettings, Settings};
+use crate::settings::{InertSettings, RingSettings, Settings};
 use crate::telemetry::counters::{Counters, Totals};
 use crate::telemetry::heartbeat::Heartbeat;
 use crate::telemetry::insight::{HotKeys, Insight};
@@ -152,6 +152,11 @@ impl Shared {
         self.stop.notify_one();
     }
 
+    /// Returns the state of a node of a ring.
+    pub(crate) fn ring_of(ring: &RingSettings, settings: &Settings) -> Ring {
+        Ring::new(ring, settings.threads, Duration::from_secs(settings.upgrade_timeout_secs))
+    }
+
     /// Returns the state of a server with one command queue for each worker.
     pub(crate) fn new(
         kv: Kv,
@@ -175,8 +180,7 @@ impl Shared {
         if settings.insight.enabled {
             counters.iter().for_each(|worker| worker.next_sample.start());
         }
-        let resume_within = Duration::from_secs(settings.upgrade_timeout_secs);
-        let ring = settings.ring.as_deref().map(|ring| Ring::new(ring, settings.threads, resume_within));
+        let ring = settings.ring.as_deref().map(|ring| Shared::ring_of(ring, &settings));
         Shared {
             kv,
             clock,

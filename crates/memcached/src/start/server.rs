@@ -7,7 +7,7 @@ use crate::copy;
 use crate::listen::{Handed, Listeners, acceptor, ring};
 use crate::objects::ObjectHandOver;
 use crate::process::{Logging, pin_thread};
-use crate::settings::Settings;
+use crate::settings::{RingSettings, Settings};
 use crate::shared::clock::ServerClock;
 use crate::shared::{Shared, Upgrader};
 use crate::stats::admin::ServerSource;
@@ -24,6 +24,7 @@ use cached_core::arena::ArenaFile;
 use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, policy};
 use cached_process::Drain;
 use cached_process::files::SocketFile;
+use cached_ring::Map;
 use cached_tls::ServerTls;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
@@ -129,6 +130,18 @@ impl Server {
         let _ = shared.listeners.set(listeners.infos());
         let _ = shared.udp.set(std::mem::take(&mut listeners.udp).into());
         Ok(Server { shared, listeners, taking: None, taken: 0, upgradable: None })
+    }
+
+    /// Replaces the map of the ring, if the server belongs to a ring: opening may have taken long.
+    ///
+    /// # Panics
+    /// Panics if there is a handle of the server already.
+    pub fn set_ring_map(&mut self, map: Arc<Map>) {
+        let shared = Arc::get_mut(&mut self.shared).expect("no handle of the server");
+        let Some(ring) = &shared.settings.ring else { return };
+        let ring = Arc::new(RingSettings { map, ..RingSettings::clone(ring) });
+        shared.settings.ring = Some(ring.clone());
+        shared.ring = Some(Shared::ring_of(&ring, &shared.settings));
     }
 
     /// Returns the TCP addresses on which the server listens.
