@@ -162,10 +162,10 @@ fn serve(
             Err(error) => Err(error.failure(config.path.as_deref())),
         }
     };
+    let show = |line: &str| admin.iter().for_each(|admin| admin.health().set_starting(line));
     let join = |config: &Config, secrets: &Secrets| {
         let end = pin!(signals.end_requested("while the registry is being read"));
-        let show = |line: &str| admin.iter().for_each(|admin| admin.health().set_starting(line));
-        Joined::join(config, secrets, end, show)
+        Joined::join(config, secrets, end, &show)
     };
     let is_taking_over = take_over.is_some();
     let start = MemoryFileStart::new(admin.as_deref());
@@ -185,7 +185,15 @@ fn serve(
             joined.iter().for_each(|joined| config.set_ring_map(joined.map()));
             let Some(objects) = open_objects(&config, secrets, None)? else { return Ok(()) };
             let settings = config.settings.clone();
-            (objects, Server::open_with(settings, logging, inherited, tls, &on_taking_over)?, joined)
+            let mut server = Server::open_with(settings, logging, inherited, tls, &on_taking_over)?;
+            if let Some(joined) = &joined {
+                let end = pin!(signals.end_requested("while the registry is being read"));
+                if !joined.join_again(&config, end, &show)? {
+                    return Ok(());
+                }
+                server.set_ring_map(joined.map());
+            }
+            (objects, server, joined)
         }
         Some(mut take_over) => {
             let sockets =
@@ -203,7 +211,9 @@ fn serve(
             (objects, server.take_over(&on_taking_over)?, joined)
         }
     };
-    let steward = joined.map(|joined| Steward::start(joined, server.live(), admin.as_deref())).transpose()?;
+    let steward = joined
+        .map(|joined| Steward::start(joined, (server.live(), server.drain()), admin.as_deref()))
+        .transpose()?;
     let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref())?;
     let upgrades = if let Some(obstacle) = objects.as_ref().and_then(|objects| objects.control().obstacle()) {
         Err(obstacle)

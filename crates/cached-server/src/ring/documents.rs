@@ -3,6 +3,7 @@
 //! has been made in between.
 
 use cached_memcached::LiveServer;
+use cached_process::Drain;
 use cached_registry::{Change, Error, Expect, Key, Listing, Registry, Revision, Watch};
 use cached_ring::{Map, MapError, from_documents};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -42,8 +43,8 @@ pub(super) struct Documents {
     registry: RefCell<Registry>,
     /// The latest map that was read or written.
     latest: watch::Sender<Option<Arc<Map>>>,
-    /// The server that follows the maps, once it runs.
-    live: OnceCell<LiveServer>,
+    /// The server that follows the maps, and the name of its node, once it runs.
+    live: OnceCell<(LiveServer, String, Drain)>,
     /// Whether maps are not passed to the server for now.
     is_held: Cell<bool>,
     is_away: Cell<bool>,
@@ -66,10 +67,11 @@ impl Documents {
         &self.ring
     }
 
-    /// Passes maps to the server from now on.
-    pub(super) fn follow(&self, live: LiveServer) {
+    /// Passes maps to the server of the node `node` from now on. It ends by `drain` when a map does
+    /// not have the node.
+    pub(super) fn follow(&self, live: LiveServer, node: &str, drain: Drain) {
         // Called once.
-        let _ = self.live.set(live);
+        let _ = self.live.set((live, node.to_owned(), drain));
         self.put_in_force();
     }
 
@@ -191,10 +193,15 @@ impl Documents {
     }
 
     fn put_in_force(&self) {
-        let (Some(live), false) = (self.live.get(), self.is_held.get()) else { return };
+        let (Some((live, node, drain)), false) = (self.live.get(), self.is_held.get()) else { return };
         let Some(map) = self.latest.borrow().clone() else { return };
-        if let Err(cause) = live.set_map(Map::clone(&map)) {
-            tracing::warn!(version = map.version(), cause, "the map in the registry cannot be used here");
+        let (version, outcome) = (map.version(), live.set_map(Map::clone(&map)));
+        if map.find(node).is_none() {
+            // Its former slots may be others' by now.
+            tracing::error!(node, version, "this node has been removed from the ring: the server ends");
+            drain.request();
+        } else if let Err(cause) = outcome {
+            tracing::warn!(version, cause, "the map in the registry cannot be used here");
         }
     }
 

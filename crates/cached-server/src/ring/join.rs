@@ -4,7 +4,6 @@
 use super::documents::{Documents, DocumentsError};
 use crate::config::{Config, Secrets};
 use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
-use cached_memcached::settings::RingSettings;
 use cached_process::{Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
 use cached_ring::{Map, Node};
@@ -22,8 +21,8 @@ pub struct Joined {
     /// The store of the registry, if it is in a store.
     pub(super) store: Option<Store>,
     pub(super) documents: Documents,
-    /// The name of this node.
-    pub(super) node: String,
+    /// This node, as its configuration describes it.
+    pub(super) own: Node,
     /// The time for which the hand-over to another process waits for moves.
     pub(super) hand_over_max: Duration,
 }
@@ -48,11 +47,12 @@ impl Joined {
         let trouble = |error| Failure::new(Exit::Trouble, error);
         let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
         let mut waiting = Waiting::new(show);
+        let own = settings.map.nodes()[0].clone();
         let joined = runtime.block_on(async {
             let joined = async {
                 let (store, registry) = open(config, table, secrets, &mut waiting).await?;
                 let documents = Documents::new(settings.map.ring(), registry);
-                join(&documents, settings, &mut waiting).await?;
+                join(&documents, &own, settings.connect_timeout, &mut waiting).await?;
                 Ok((store, documents))
             };
             tokio::select! {
@@ -72,9 +72,31 @@ impl Joined {
             table: table.clone(),
             store,
             documents,
-            node: settings.node.clone(),
+            own,
             hand_over_max: Duration::from_secs(config.settings.upgrade_timeout_secs),
         })))
+    }
+
+    /// Joins again, if the node was struck off or removed while the start took its time: the server
+    /// must not serve what it has by an earlier map. Returns false if `end` is ready first.
+    ///
+    /// # Errors
+    /// Returns the errors of [`join`](Self::join).
+    pub fn join_again(
+        &self,
+        config: &Config,
+        end: Pin<&mut dyn Future<Output = ()>>,
+        show: impl Fn(&str),
+    ) -> Result<bool, Failure> {
+        let Some(settings) = &config.settings.ring else { return Ok(true) };
+        let mut waiting = Waiting::new(show);
+        let joined = self.runtime.block_on(async {
+            tokio::select! {
+                joined = join(&self.documents, &self.own, settings.connect_timeout, &mut waiting) => joined.map(|()| true),
+                () = end => Ok(false),
+            }
+        });
+        joined.map_err(|error| config.mistake(error, Exit::Configuration))
     }
 
     /// Returns the latest map, of which this node is a part.
@@ -120,12 +142,12 @@ fn refused(key: &str, why: impl std::fmt::Display) -> ConfigError {
 /// or copied any more.
 async fn join(
     documents: &Documents,
-    settings: &RingSettings,
+    own: &Node,
+    connect_timeout: Duration,
     waiting: &mut Waiting<'_>,
 ) -> Result<(), ConfigError> {
-    let own = &settings.map.nodes()[0];
     loop {
-        let failed = match step(documents, own, settings.connect_timeout).await {
+        let failed = match step(documents, own, connect_timeout).await {
             Ok(None) => return Ok(()),
             Ok(Some(line)) => {
                 tracing::info!(node = own.name, "{line}");
@@ -188,15 +210,6 @@ async fn step(documents: &Documents, own: &Node, timeout: Duration) -> Result<Op
     if let Some(left) = map.moves().iter().find(|one| one.from == index || one.to == index) {
         documents.write(Some(&before), &map.abort_move(left.id)?).await?;
         return Ok(Some(format!("ring {ring}: move {} of an earlier process is aborted", left.id)));
-    }
-    if known.weight == 0 {
-        tracing::warn!(
-            ring,
-            node = own.name,
-            "this node has weight 0 and is given no slots, because it was drained or struck off: `cachectl cluster \
-             weight {} 1` gives it some",
-            own.name
-        );
     }
     Ok(None)
 }

@@ -44,13 +44,8 @@ impl Shared {
         loop {
             let map = latest.borrow_and_update().clone();
             let is_done = match map.map_or(Next::Wait, |map| self.next(&map)) {
-                Next::Abort(id) => self.abort(id).await,
-                Next::Move(from, slots) => {
-                    self.is_moving.send_replace(true);
-                    let is_done = self.move_one(&from, slots).await;
-                    self.is_moving.send_replace(false);
-                    is_done
-                }
+                Next::Abort(id) => self.moving(self.abort(id)).await,
+                Next::Move(from, slots) => self.moving(self.move_one(&from, slots)).await,
                 Next::Look => {
                     // Connections come and go without a change of the map.
                     let _ = timeout(LOOK, latest.changed()).await;
@@ -67,6 +62,14 @@ impl Shared {
                 false => back_off.wait().await,
             }
         }
+    }
+
+    /// Runs a step that changes the documents, which the hand-over to another process awaits.
+    async fn moving(&self, step: impl Future<Output = bool>) -> bool {
+        self.is_moving.send_replace(true);
+        let is_done = step.await;
+        self.is_moving.send_replace(false);
+        is_done
     }
 
     fn next(&self, map: &Map) -> Next {
@@ -92,14 +95,15 @@ impl Shared {
     async fn move_one(&self, from: &str, slots: SlotSet) -> bool {
         let count = slots.len();
         let begun = self.documents.change(|map| map.begin_move(from, &self.node, slots.clone())).await;
-        let id = match begun {
-            Ok(map) => map.version(),
+        let begun = match begun {
+            Ok(map) => map,
             Err(error) => {
                 // Other nodes begin moves of the same source, and change weights.
                 tracing::debug!(from, slots = count, cause = %error, "a move of slots has not begun");
                 return false;
             }
         };
+        let id = begun.version();
         self.live.count_move(MoveStep::Begun);
         tracing::info!(id, from, slots = count, "a move of slots to this node begins");
         let began = Instant::now();
@@ -115,7 +119,7 @@ impl Shared {
             why = self.is_over(id) => Err(why.to_owned()),
         };
         let brought = match copied {
-            Ok(copied) => self.settle(id, copied).await.ok_or_else(|| "the source has aborted it".into()),
+            Ok(copied) => self.settle(id, &begun, copied).await.ok_or_else(|| "the source has aborted it".into()),
             Err(cause) => Err(cause),
         };
         match brought {
@@ -136,12 +140,15 @@ impl Shared {
         }
     }
 
-    /// Aborts a move to this node. Returns whether it has ended.
-    async fn abort(&self, id: u64) -> bool {
+    /// Aborts a move. Returns whether it has ended, in this way or otherwise.
+    pub(super) async fn abort(&self, id: u64) -> bool {
         match self.documents.change(|map| map.abort_move(id)).await {
-            // It has ended otherwise.
-            Ok(_) | Err(DocumentsError::Map(_)) => true,
-            Err(_) => false,
+            Ok(map) => {
+                tracing::info!(id, version = map.version(), "a move of slots is aborted");
+                true
+            }
+            // The documents themselves may have a mistake.
+            Err(_) => is_gone(&self.documents.latest().borrow(), id),
         }
     }
 
@@ -153,19 +160,18 @@ impl Shared {
     /// Waits until the move is no longer in the map, or another process takes over. Returns the reason.
     async fn is_over(&self, id: u64) -> &'static str {
         let (mut latest, mut held) = (self.documents.latest(), self.is_held.subscribe());
-        let is_gone = |map: &Option<Arc<Map>>| map.as_ref().is_none_or(|map| map.find_move(id).is_none());
         tokio::select! {
-            _ = latest.wait_for(is_gone) => "it is no longer in the registry",
+            _ = latest.wait_for(|map| is_gone(map, id)) => "it is no longer in the registry",
             _ = held.wait_for(|is_held| *is_held) => "another process takes over this node",
         }
     }
 
     /// Commits a move whose items are all here, and serves its slots. Returns `None` if the move has
     /// been aborted.
-    async fn settle(&self, id: u64, copied: Copied) -> Option<Brought> {
+    async fn settle(&self, id: u64, begun: &Map, copied: Copied) -> Option<Brought> {
         // The server must not see the slots as its own before it knows that their items are.
         self.documents.hold(true);
-        let committed = self.commit(id).await;
+        let committed = self.commit(id, begun).await;
         let (items, bytes, sealed, settling) = (copied.items(), copied.bytes(), copied.sealed(), Instant::now());
         let version = committed.as_ref().map(Map::version);
         match committed {
@@ -176,11 +182,10 @@ impl Shared {
         Some(Brought { items, bytes, sealed: sealed + settling.elapsed(), version: version? })
     }
 
-    /// Commits a move, however often the registry must be asked. Returns the map that has committed
-    /// it. `None` if the move has been aborted, or it cannot be said whether this node has committed
-    /// it because further changes were made: its slots are then taken without the items.
-    async fn commit(&self, id: u64) -> Option<Map> {
-        let mut tried: Option<Map> = None;
+    /// Commits a move, which is in the map `begun`, however often the registry must be asked. Returns a
+    /// map in which it is committed. `None` if the move has been aborted, or it cannot be said which
+    /// of both has happened, because a node was struck off since.
+    async fn commit(&self, id: u64, begun: &Map) -> Option<Map> {
         let mut back_off = BackOff::new();
         loop {
             let before = match self.documents.read().await {
@@ -191,11 +196,13 @@ impl Shared {
                 }
                 Err(_) => return None,
             };
-            // No other change has this result.
-            if tried.as_ref() == Some(&before.map) {
-                return tried;
-            }
-            let after = before.map.commit_move(id).ok()?;
+            let Ok(after) = before.map.commit_move(id) else {
+                // An earlier attempt, whose outcome was unknown, may have been made. Slots become this
+                // node's only by its own moves, or because another node is struck off.
+                let (slots, own) = (&begun.find_move(id)?.slots, before.map.find(&self.node)?);
+                let is_own = slots.iter().all(|slot| before.map.owner(slot) == own);
+                return (is_own && before.map.is_whole_since(begun)).then_some(before.map);
+            };
             match self.documents.write(Some(&before), &after).await {
                 Ok(()) => return Some(after),
                 Err(DocumentsError::Registry(Error::Conflict { .. })) => {}
@@ -203,7 +210,11 @@ impl Shared {
                 // The documents would be too large.
                 Err(_) => return None,
             }
-            tried = Some(after);
         }
     }
+}
+
+/// Returns whether a map lacks a move. The map is one that was read after the move began.
+fn is_gone(map: &Option<Arc<Map>>, id: u64) -> bool {
+    map.as_ref().is_some_and(|map| map.find_move(id).is_none())
 }

@@ -5,7 +5,7 @@ use super::documents::{BackOff, Documents, DocumentsError};
 use super::join::Joined;
 use cached_admin::AdminServer;
 use cached_memcached::LiveServer;
-use cached_process::{Exit, Failure};
+use cached_process::{Drain, Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,18 +39,23 @@ enum Phase {
 }
 
 impl Steward {
-    /// Starts the thread for a node that has joined, and whose server is `live`. The steward does
-    /// nothing before [`begin`](Self::begin). Adds the routes of operators to the admin listener.
+    /// Starts the thread for a node that has joined, and whose server is `server`, with its `drain`.
+    /// The steward does nothing before [`begin`](Self::begin). Adds the routes of operators to the
+    /// admin listener.
     ///
     /// # Errors
     /// Fails if the system refuses a thread.
-    pub fn start(joined: Joined, live: LiveServer, admin: Option<&AdminServer>) -> Result<Steward, Failure> {
-        let (control, requests) = RingControl::new(&joined.node);
+    pub fn start(
+        joined: Joined,
+        server: (LiveServer, Drain),
+        admin: Option<&AdminServer>,
+    ) -> Result<Steward, Failure> {
+        let (control, requests) = RingControl::new(&joined.own.name);
         if let Some(admin) = admin {
             control.add_routes(admin.routes());
         }
         let (phase, now) = watch::channel(Phase::Waiting);
-        let body = move || run(joined, live, requests, now);
+        let body = move || run(joined, server, requests, now);
         let thread = std::thread::Builder::new().name("ring-steward".into()).spawn(body);
         let thread = Some(thread.map_err(|error| Failure::new(Exit::Trouble, error))?);
         Ok(Steward { control, phase, thread })
@@ -97,15 +102,15 @@ pub(super) struct Shared {
 
 fn run(
     joined: Joined,
-    live: LiveServer,
+    (live, drain): (LiveServer, Drain),
     requests: mpsc::Receiver<Request>,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let Joined { runtime, table, store, documents, node, hand_over_max } = joined;
+    let Joined { runtime, table, store, documents, own, hand_over_max } = joined;
     let shared = Shared {
         documents,
         live,
-        node,
+        node: own.name,
         is_held: watch::Sender::new(false),
         is_moving: watch::Sender::new(false),
         hand_over_max,
@@ -116,7 +121,8 @@ fn run(
         if phase.wait_for(|phase| *phase != Phase::Waiting).await.is_err() {
             return;
         }
-        shared.documents.follow(shared.live.clone());
+        shared.documents.follow(shared.live.clone(), &shared.node, drain);
+        shared.warn_of_no_weight();
         tokio::select! {
             () = shared.watch() => {}
             () = shared.move_slots() => {}
@@ -178,6 +184,19 @@ impl Shared {
         }
     }
 
+    fn warn_of_no_weight(&self) {
+        let latest = self.documents.latest().borrow().clone();
+        let weight = latest.and_then(|map| Some(map.node(map.find(&self.node)?).weight));
+        if weight == Some(0) {
+            tracing::warn!(
+                node = self.node,
+                "this node has weight 0 and is given no slots, because it was drained or struck off: `cachectl \
+                 cluster weight {} 1` gives it some",
+                self.node
+            );
+        }
+    }
+
     /// Logs a mistake in the documents; other errors were logged when they began.
     fn report(&self, error: &DocumentsError) {
         if !matches!(error, DocumentsError::Registry(_)) {
@@ -194,14 +213,8 @@ impl Shared {
             let ids = unfinished.borrow_and_update().clone();
             let mut is_done = true;
             for id in ids {
-                match self.documents.change(|map| map.abort_move(id)).await {
-                    Ok(map) => {
-                        tracing::info!(id, version = map.version(), "a move of slots from this node is aborted");
-                    }
-                    // It is no longer in the documents, and the map without it is put in force.
-                    Err(DocumentsError::Map(_)) => {}
-                    Err(_) => is_done = false,
-                }
+                // If it has ended otherwise, the map without it is put in force.
+                is_done &= self.abort(id).await;
             }
             match is_done {
                 true if unfinished.changed().await.is_ok() => back_off.reset(),
