@@ -33,7 +33,7 @@ pub(crate) enum Change {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Remove a node that owns no slots, after a drain. Stop its process afterwards.
+    /// Remove a node that owns no slots, after a drain. Its process then ends.
     Remove {
         /// The name of the node.
         node: String,
@@ -67,7 +67,7 @@ impl Change {
             Self::Drain { node, .. } => {
                 ("weight", json!({ "node": node, "weight": 0 }), format!("node {node} has weight 0"))
             }
-            Self::Remove { node } => ("remove", named(node), format!("node {node} is removed; stop its process")),
+            Self::Remove { node } => ("remove", named(node), format!("node {node} is removed; its process ends")),
             Self::Fail { node, yes } => {
                 let ring = admin.get("/ring.json")?;
                 let slots = find(&ring, node).map_or(0, |found| found["slots"].as_u64().unwrap_or(0));
