@@ -30,6 +30,8 @@ struct State {
     /// The number of repairs: connections that have dropped bytes end with the next one.
     repairs: AtomicU64,
     has_ended: AtomicBool,
+    /// Whether the address refuses connections.
+    is_closed: AtomicBool,
     /// What happens to the next connection.
     next: Mutex<Option<Arc<Point>>>,
     /// The numbers of bytes that each connection has forwarded.
@@ -115,13 +117,21 @@ impl Relay {
         let (address, state) = (listener.local_addr().expect("its address"), Arc::new(State::default()));
         let of_thread = Arc::clone(&state);
         std::thread::spawn(move || {
-            for client in listener.incoming() {
-                if of_thread.has_ended.load(Ordering::SeqCst) {
-                    return;
+            let mut listener = Some(listener);
+            while !of_thread.has_ended.load(Ordering::SeqCst) {
+                if of_thread.is_closed.load(Ordering::SeqCst) {
+                    listener = None;
+                    std::thread::sleep(LOOK);
+                    continue;
                 }
+                let listening = listener
+                    .get_or_insert_with(|| TcpListener::bind(address).expect("the relay's own address"));
                 // This loop also ends if a connection is refused.
-                let Ok(client) = client else { continue };
-                if let Ok(server) = TcpStream::connect(server) {
+                let Ok((client, _)) = listening.accept() else { continue };
+                let is_closed = of_thread.is_closed.load(Ordering::SeqCst);
+                if let Ok(server) = TcpStream::connect(server)
+                    && !is_closed
+                {
                     connect(&of_thread, client, server);
                 }
             }
@@ -138,6 +148,16 @@ impl Relay {
     /// Delays each chunk.
     pub fn delay(&self, time: Duration) {
         self.state.delay_ms.store(time.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    /// Refuses connections, as an address does whose server has ended; or accepts them again. Returns
+    /// when this holds.
+    ///
+    /// # Panics
+    /// Panics if this takes too long.
+    pub fn close(&self, is_closed: bool) {
+        self.state.is_closed.store(is_closed, Ordering::SeqCst);
+        wait_for("the relay", || (TcpStream::connect(self.address).is_err() == is_closed).then_some(()));
     }
 
     /// Lets something happen to the next connection: to what comes from its client (`direction` 0) or

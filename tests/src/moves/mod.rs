@@ -159,6 +159,20 @@ impl Cluster {
         process.signal(libc::SIGKILL);
         assert_eq!(process.wait_exit(), 128 + libc::SIGKILL, "{}", process.log());
         process.pid = 0;
+        if let Some(relay) = &self.nodes[node].relay {
+            relay.close(true);
+        }
+    }
+
+    /// Starts a node again that was killed.
+    ///
+    /// # Panics
+    /// Panics if the node does not start. The message contains its log.
+    pub fn restart(&mut self, node: usize) {
+        if let Some(relay) = &self.nodes[node].relay {
+            relay.close(false);
+        }
+        self.nodes[node].process.start_again();
     }
 
     /// Returns the document `/ring.json` of a node.

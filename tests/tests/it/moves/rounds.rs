@@ -71,7 +71,7 @@ fn inflict(fault: Fault, cluster: &mut Cluster, registers: &Registers, random: &
                 cluster.order(other, &["fail", NAMES[one], "--yes"]);
                 registers.more(20, "a node has failed");
             }
-            cluster.nodes[one].process.start_again();
+            cluster.restart(one);
             cluster.tell(registers);
         }
         Fault::Stop => {
