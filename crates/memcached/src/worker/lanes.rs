@@ -20,7 +20,7 @@ use cached_ring::wire::{HEAD_BYTES, MESSAGE_BYTES_MAX};
 use cached_ring::{Outbound, Waiter};
 use rustix::event::epoll;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::oneshot;
