@@ -269,12 +269,27 @@ impl Outbound {
         self.waiting.iter().map(|waiting| waiting.slot).chain(open).filter_map(Slot::new)
     }
 
+    /// Returns whether the owner [has refused](Self::is_refused) a request of any slot.
+    #[inline]
+    #[must_use]
+    pub fn has_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Returns whether the owner has refused a request of this slot, and none was sent since. The next
+    /// one gets [`Flags::AGAIN`], so it must be of this slot alone.
+    #[inline]
+    #[must_use]
+    pub fn is_refused(&self, slot: Slot) -> bool {
+        self.refused.as_ref().is_some_and(|refused| refused.contains(slot))
+    }
+
     /// Returns whether the next request of this slot must wait for the answers to those in flight: the
     /// owner has refused one of them, and refuses them all.
     #[inline]
     #[must_use]
     pub fn must_wait(&self, slot: Slot) -> bool {
-        self.refused.as_ref().is_some_and(|refused| refused.contains(slot) && self.has_in_flight(slot))
+        self.is_refused(slot) && self.has_in_flight(slot)
     }
 
     /// Returns whether the owner has sent BYE: call [`resume`](Self::resume) for the next lane.
