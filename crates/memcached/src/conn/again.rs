@@ -39,14 +39,17 @@ impl Again {
     }
 
     /// Returns a request that its owner has refused. `kept` has its bytes unless the lane has them.
-    pub(super) fn refused(outcome: Outcome<'_>, kept: Vec<u8>, slot: Slot, in_steps: bool) -> Again {
+    pub(super) fn refused(outcome: Outcome<'_>, kept: Vec<u8>, peer: &Peer) -> Again {
+        let Peer { slot, in_steps, since, .. } = *peer;
         let Outcome::Failed { own, flags, node, why } = outcome else {
             return Again::new(kept, slot, Flags::NONE, in_steps);
         };
         let own = if kept.is_empty() { own.to_vec() } else { kept };
         let is_set = |flag: Flags| if flags.has(flag) { flag } else { Flags::NONE };
         let flags = is_set(Flags::BINARY).with(is_set(Flags::HEAD));
-        Again { refusal: Some((node.to_owned(), why)), ..Again::new(own, slot, flags, in_steps) }
+        let again = Again::new(own, slot, flags, in_steps);
+        let since = since.unwrap_or(again.since);
+        Again { since, refusal: Some((node.to_owned(), why)), ..again }
     }
 
     pub(super) fn held_bytes(&self) -> usize {
@@ -153,7 +156,9 @@ impl Routed {
                     let bytes = std::mem::take(&mut again.own);
                     self.sending = Some(Sending { slot, is_binary, bytes, sent });
                 }
-                Some(Place::Peer(Peer::new(id, slot, false)))
+                let mut peer = Peer::new(id, slot, false);
+                peer.since = Some(again.since);
+                Some(Place::Peer(peer))
             }
             Passed::Failed(reply) => Some(self.replied(reply)),
             Passed::NoRoom | Passed::Wait => None,
@@ -170,7 +175,7 @@ impl Routed {
         else {
             return None;
         };
-        let merge = Merge::begin(&get, &again.own, way, to);
+        let merge = Merge::again(&get, &again.own, again.since, way, to);
         self.merges += 1;
         self.awaited += merge.awaited();
         self.is_held |= merge.is_waiting();
@@ -242,23 +247,28 @@ pub(super) fn execute(executor: &mut Executor<'_>, flags: Flags, own: &[u8]) -> 
         true => match binary::decode(own) {
             Decoded::Request { request, .. } => _ = exec::binary_other(executor, &request),
             Decoded::Body { header, body_len, .. } => {
-                if !matches!(exec::begin_binary(executor, &header), Begun::Refused) {
-                    exec::refuse(executor, Body::collected(Protocol::Binary, own, body_len));
-                }
+                let begun = exec::begin_binary(executor, &header);
+                refuse(executor, begun, Body::collected(Protocol::Binary, own, body_len));
             }
             _ => {}
         },
         false => match text::decode(own, 0, &Limits::DEFAULT) {
             Decoded::Request { request, .. } => _ = exec::text(executor, &request),
             Decoded::Body { header, body_len, .. } => {
-                if !matches!(exec::begin_text(executor, &header), Begun::Refused) {
-                    let value_bytes = body_len - TERMINATOR_LEN;
-                    exec::refuse(executor, Body::collected(Protocol::Text, own, value_bytes));
-                }
+                let begun = exec::begin_text(executor, &header);
+                refuse(executor, begun, Body::collected(Protocol::Text, own, body_len - TERMINATOR_LEN));
             }
             _ => {}
         },
     }
     std::mem::swap(executor.out, &mut output);
     output
+}
+
+/// Refuses a value that does not come, unless its head was refused.
+fn refuse(executor: &mut Executor<'_>, begun: Begun, body: Body) {
+    match begun {
+        Begun::Refused => {}
+        Begun::Reserved(_) | Begun::Collect(_) => exec::refuse(executor, body),
+    }
 }

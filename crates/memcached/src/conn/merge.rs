@@ -34,7 +34,9 @@ pub(super) struct Merge {
     value: Option<(u16, usize)>,
     /// Whether a part of the reply was written.
     has_begun: bool,
-    /// Since when lines cannot be sent because no node executes requests for their keys, if so.
+    /// Whether lines cannot be sent because no node executes requests for their keys.
+    waits: bool,
+    /// When that was so for the first time.
     waits_since: Option<Instant>,
     /// The requests that were refused in this epoch of the lanes: nothing is sent on their lanes before
     /// the next one.
@@ -42,6 +44,8 @@ pub(super) struct Merge {
     epoch: u64,
     /// Whether the keys of lines that were not sent must be divided anew.
     is_stale: bool,
+    /// Whether each key has a line of its own, because the slots of some are refused or wait.
+    is_split: bool,
 }
 
 /// The reply of one node.
@@ -66,6 +70,7 @@ struct Line {
     route: Route,
     /// The slot of the first key.
     slot: Slot,
+    has_others: bool,
     bytes: Vec<u8>,
 }
 
@@ -94,20 +99,33 @@ enum Found {
 impl Merge {
     /// Begins the retrieval `get`, whose line is `line`, by asking for its first keys.
     pub(super) fn begin(get: &Get<'_>, line: &[u8], way: &mut Way<'_>, to: Waiter) -> Merge {
-        let mut merge = Merge {
+        let mut merge = Merge::new(get, line, way);
+        merge.ask(way, to);
+        merge
+    }
+
+    /// Begins a retrieval anew that was refused, and has waited since `since`.
+    pub(super) fn again(get: &Get<'_>, line: &[u8], since: Instant, way: &mut Way<'_>, to: Waiter) -> Merge {
+        let mut merge = Merge { is_split: true, waits_since: Some(since), ..Merge::new(get, line, way) };
+        merge.ask(way, to);
+        merge
+    }
+
+    fn new(get: &Get<'_>, line: &[u8], way: &Way<'_>) -> Merge {
+        Merge {
             line: line.into(),
             cursor: get.cursor(),
             owners: VecDeque::new(),
             parts: Vec::new(),
             value: None,
             has_begun: false,
+            waits: false,
             waits_since: None,
             refused: Vec::new(),
             epoch: way.lanes.epoch(),
             is_stale: false,
-        };
-        merge.ask(way, to);
-        merge
+            is_split: false,
+        }
     }
 
     /// Continues a retrieval of which this node has written the first values.
@@ -122,7 +140,7 @@ impl Merge {
 
     /// Returns whether keys wait for a node that executes requests for them.
     pub(super) fn is_waiting(&self) -> bool {
-        self.waits_since.is_some()
+        self.waits
     }
 
     /// Returns the request if nothing of the reply has been written.
@@ -166,7 +184,12 @@ impl Merge {
             let owner = match self.owners.get(at) {
                 Some(owner) if *owner != OWN && !unsent[usize::from(*owner)] => *owner,
                 _ if route == Route::Own => OWN,
-                _ => add(&mut self.parts, &mut open, &mut free, (route, slot), key, &verb),
+                _ => {
+                    if self.is_split {
+                        open.clear();
+                    }
+                    add(&mut self.parts, &mut open, &mut free, (route, slot), key, &verb)
+                }
             };
             match self.owners.get_mut(at) {
                 Some(known) => *known = owner,
@@ -192,11 +215,24 @@ impl Merge {
         if self.is_stale {
             self.divide(way, self.owners.len());
         }
+        if self.send_lines(way, to) {
+            self.is_split = true;
+            self.divide(way, self.owners.len());
+            self.send_lines(way, to);
+        }
+        if self.waits {
+            self.waits_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Sends the lines that were not sent. Returns whether one of several keys must be split.
+    fn send_lines(&mut self, way: &mut Way<'_>, to: Waiter) -> bool {
         let is_over = self.waits_since.is_some_and(|since| way.lanes.is_over(since));
-        let mut waits = false;
+        let mut must_split = false;
+        self.waits = false;
         for (number, part) in (0..).zip(&mut self.parts) {
-            let PartRequest::Unsent(Line { route, slot, bytes }) = &part.request else { continue };
-            let (route, slot) = (*route, *slot);
+            let PartRequest::Unsent(line) = &part.request else { continue };
+            let Line { route, slot, has_others, ref bytes } = *line;
             // A slot may become this node's at any time.
             let is_late = way.lanes.route(slot) != route;
             let passed = if is_late || self.refused.iter().any(|id| way.lanes.leads_to(route, *id)) {
@@ -204,7 +240,10 @@ impl Merge {
                 way.lanes.wait(way.slot);
                 Passed::Wait
             } else {
-                way.request(route, Waiter { part: number, ..to }, Some(slot), Flags::NONE, bytes)
+                let passed =
+                    way.request(route, Waiter { part: number, ..to }, Some(slot), Flags::NONE, bytes);
+                must_split |= has_others && matches!(passed, Passed::Wait);
+                passed
             };
             match passed {
                 Passed::Sent(id) => part.request = PartRequest::Sent(id),
@@ -216,10 +255,10 @@ impl Merge {
                     exec::away(&mut reply, false, bytes, &map.node(map.owner(slot)).name, Why::Unready);
                     part.fail(&reply);
                 }
-                Passed::Wait => waits = true,
+                Passed::Wait => self.waits = true,
             }
         }
-        self.waits_since = waits.then(|| self.waits_since.unwrap_or_else(Instant::now));
+        must_split && !self.is_split
     }
 
     /// Writes as much of the reply as has arrived, unless the output is full, and asks for the next
@@ -240,6 +279,7 @@ impl Merge {
             }
             if self.owners.is_empty() {
                 self.abandon(way.lanes);
+                self.waits_since = None;
                 self.ask(way, to);
             }
             let mut get = self.cursor.resume(&self.line);
@@ -283,10 +323,11 @@ impl Merge {
         match outcome {
             Outcome::Failed { own, .. } if is_awaited && is_refusal(outcome) => {
                 // The owner and the keys of the line are found anew.
-                let line = Line { route: Route::Wait, slot: slot_of(b""), bytes: own.to_vec() };
+                let line =
+                    Line { route: Route::Wait, slot: slot_of(b""), has_others: false, bytes: own.to_vec() };
                 part.request = PartRequest::Unsent(line);
                 self.refused.push(id);
-                self.is_stale = true;
+                (self.is_stale, self.is_split, self.waits) = (true, true, true);
                 self.waits_since.get_or_insert_with(Instant::now);
             }
             _ if is_awaited => part.state = put(&mut part.got, outcome),
@@ -314,7 +355,8 @@ fn add(
     let at = match known {
         Some((_, at)) if parts[usize::from(*at)].line().len() + key.len() < LINE_BYTES_MAX => *at,
         known => {
-            let request = PartRequest::Unsent(Line { route, slot, bytes: verb.to_vec() });
+            let line = Line { route, slot, has_others: false, bytes: verb.to_vec() };
+            let request = PartRequest::Unsent(line);
             let part = Part { request, got: Vec::new(), taken: 0, state: Answered::Awaited };
             let at = free.pop().unwrap_or(parts.len() as u16);
             match parts.get_mut(usize::from(at)) {
@@ -329,6 +371,7 @@ fn add(
         }
     };
     if let PartRequest::Unsent(line) = &mut parts[usize::from(at)].request {
+        line.has_others = line.bytes.len() > verb.len();
         line.bytes.push(b' ');
         line.bytes.extend_from_slice(key);
     }

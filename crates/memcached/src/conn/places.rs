@@ -20,6 +20,7 @@ use crate::stream::{FULL_BYTES, Output};
 use cached_ring::wire::MESSAGE_BYTES_MAX;
 use cached_ring::{Flags, Slot, Waiter, slot_of};
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// The maximum number of places.
 const PLACES_MAX: usize = 1024;
@@ -105,14 +106,17 @@ pub(super) struct Peer {
     got: Vec<u8>,
     state: Answered,
     /// Whether it counts in `Routed::reading`.
-    in_steps: bool,
+    pub(super) in_steps: bool,
     /// The whole request if it was passed on in parts: the lane does not keep these.
     kept: Vec<u8>,
+    /// When the request began to wait, if its owner has refused it before.
+    pub(super) since: Option<Instant>,
 }
 
 impl Peer {
     pub(super) fn new(id: LaneId, slot: Slot, in_steps: bool) -> Peer {
-        Peer { id, slot, got: Vec::new(), state: Answered::Awaited, in_steps, kept: Vec::new() }
+        let (got, kept) = (Vec::new(), Vec::new());
+        Peer { id, slot, got, state: Answered::Awaited, in_steps, kept, since: None }
     }
 }
 
@@ -435,7 +439,7 @@ impl Routed {
         let is_awaited = match place {
             Place::Peer(peer) if peer.id == id && is_refused => {
                 let kept = std::mem::take(&mut peer.kept);
-                let again = Again::refused(outcome, kept, peer.slot, peer.in_steps);
+                let again = Again::refused(outcome, kept, peer);
                 *place = Place::Again(Box::new(again));
                 true
             }

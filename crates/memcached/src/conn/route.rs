@@ -250,7 +250,7 @@ impl Connection {
                 let mut buffer = KeyBuffer::new();
                 let target = exec::text_target(&request, &mut buffer);
                 let is_read = matches!(target, Target::Keys(get) if get.exptime.is_none());
-                if turn.routed.reading > 0 && !(is_read && !turn.routed.touches) {
+                if turn.routed.reading > 0 && (!is_read || turn.routed.touches) {
                     return Step::Blocked;
                 }
                 match target {

@@ -95,6 +95,11 @@ impl Connection {
     #[cold]
     fn refuse_foreign_body(&mut self, turn: &mut Turn<'_, '_>, used: usize) -> Step {
         let Phase::Body(body) = &self.phase else { return Step::Phase(used) };
+        // The refusal removes the item, so it comes after earlier requests for the key.
+        if turn.routed.is_held {
+            turn.routed.is_blocked = true;
+            return Step::Stop(used, StopReason::Input);
+        }
         let route = turn.route(turn.routed.body_slot);
         if route == Route::Own {
             turn.own(|executor| self.refuse_body(executor));
@@ -134,7 +139,11 @@ impl Turn<'_, '_> {
     pub(super) fn finish_sending(&mut self) -> Option<Step> {
         let sending = self.routed.sending.as_ref()?;
         if sending.sent.is_none() && self.routed.is_held {
-            return Some(Step::Blocked);
+            // It waits in its place, so that an earlier one can be sent again in parts.
+            let Sending { slot, is_binary, bytes, .. } = self.routed.sending.take()?;
+            let flags = if is_binary { Flags::BINARY } else { Flags::NONE };
+            self.routed.wait(Again::new(bytes, slot, flags, false));
+            return Some(Step::Phase(0));
         }
         // The owner keeps memory for a request in parts until the last part has come. So such a
         // request begins only once its client has taken all earlier replies, after which the parts
@@ -170,7 +179,10 @@ impl Turn<'_, '_> {
                     return true;
                 }
                 if bytes.len() <= MESSAGE_BYTES_MAX {
-                    return self.routed.forward(self.executor, &mut self.way, (route, slot), flags, bytes, false).is_ok();
+                    return self
+                        .routed
+                        .forward(self.executor, &mut self.way, (route, slot), flags, bytes, false)
+                        .is_ok();
                 }
                 let first = &bytes[..MESSAGE_BYTES_MAX];
                 let to = self.routed.waiter(&self.way);

@@ -294,10 +294,9 @@ impl Lanes {
             let request = lane.outbound.request(to, None, flags, &[&version, own]);
             return Ok(LaneId { lane: at, request });
         };
-        let mut flags = flags;
-        if !lane.pauses.is_empty() || lane.outbound.must_wait(slot) {
+        if lane.outbound.has_refused() || !lane.pauses.is_empty() {
             match lane.pauses.admit(slot, flags, own, self.epoch, &lane.outbound) {
-                Admission::Now(again) => flags = flags.with(again),
+                Admission::Now => {}
                 Admission::AfterAnswers => {
                     lane.ordered.insert(to.slot);
                     return Err(Refused::Wait);

@@ -29,8 +29,7 @@ enum Pause {
 /// Whether a request may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// With these flags.
-    Now(Flags),
+    Now,
     /// After the answers to other requests of its slot.
     AfterAnswers,
     /// In the next epoch.
@@ -54,7 +53,8 @@ impl Pauses {
     }
 
     /// Returns whether the request `own`, whose first key has this slot, may be sent in this epoch on
-    /// a lane with room for it. If so, it is sent.
+    /// a lane with room for it. If so, it is sent. A retrieval of several keys, one of which waits,
+    /// is never sent as one.
     #[cold]
     pub(super) fn admit(
         &mut self,
@@ -64,31 +64,33 @@ impl Pauses {
         epoch: u64,
         lane: &Outbound,
     ) -> Admission {
-        let mut slots = others(flags, own);
-        slots.push(slot);
-        slots.retain(|other| *other == slot || self.0.contains_key(other));
-        let is_refused_now =
-            |slot: &Slot| matches!(self.0.get(slot), Some(Pause::Refused(refused)) if *refused == epoch);
-        if slots.iter().any(is_refused_now) {
+        let epoch_of = |slot: &Slot| match self.0.get(slot) {
+            Some(Pause::Refused(epoch)) => Some(*epoch),
+            Some(Pause::Tried) | None => None,
+        };
+        let others = others(flags, own);
+        if !others.is_empty() {
+            // With AGAIN it would end the refusals of all slots, while requests of some are in flight.
+            let waits = |slot: &Slot| {
+                lane.is_refused(*slot) || self.0.contains_key(slot) && lane.has_in_flight(*slot)
+            };
+            let is_one = waits(&slot) || others.iter().any(waits);
+            return if is_one { Admission::Later } else { Admission::Now };
+        }
+        if epoch_of(&slot) == Some(epoch) {
             return Admission::Later;
         }
-        let is_paused = |slot: &Slot| self.0.contains_key(slot);
-        if lane.must_wait(slot) || slots.iter().any(|slot| is_paused(slot) && lane.has_in_flight(*slot)) {
+        let is_paused = lane.is_refused(slot) || self.0.contains_key(&slot);
+        if is_paused && lane.has_in_flight(slot) {
             return Admission::AfterAnswers;
         }
-        let mut again = Flags::NONE;
-        for slot in slots {
-            match self.0.get_mut(&slot) {
-                Some(pause @ Pause::Refused(_)) => {
-                    *pause = Pause::Tried;
-                    again = Flags::AGAIN;
-                }
-                // The answer has come, and was no refusal.
-                Some(Pause::Tried) => drop(self.0.remove(&slot)),
-                None => {}
-            }
+        match self.0.get_mut(&slot) {
+            Some(pause @ Pause::Refused(_)) => *pause = Pause::Tried,
+            // The answer has come, and was no refusal.
+            Some(Pause::Tried) => drop(self.0.remove(&slot)),
+            None => {}
         }
-        Admission::Now(again)
+        Admission::Now
     }
 }
 
@@ -132,6 +134,10 @@ impl Lanes {
 
     /// Holds the slots back whose owner has changed while requests for them are unanswered.
     pub(super) fn hold_slots(&mut self) {
+        for (at, lane) in (0..).zip(&mut self.lanes) {
+            let owner = |slot: &Slot| self.of_node[self.map.owner(*slot).index()];
+            lane.pauses.0.retain(|slot, _| owner(slot) == Some(at));
+        }
         for (at, lane) in (0..).zip(&self.lanes) {
             for slot in lane.outbound.slots_in_flight() {
                 let owner = self.of_node[self.map.owner(slot).index()];
@@ -151,6 +157,9 @@ impl Lanes {
             });
         }
         self.woken.extend(std::mem::take(&mut self.again));
+        for lane in &mut self.lanes {
+            self.woken.extend(std::mem::take(&mut lane.ordered));
+        }
         if !self.held.is_empty() {
             let mut held = std::mem::take(&mut self.held);
             held.retain(|slot, lane| self.lanes[usize::from(*lane)].outbound.has_in_flight(*slot));

@@ -6,7 +6,8 @@
 //! each iteration, with one write for each node.
 
 use super::inbound::{
-    INBOUND_FIRST, InboundLane, READ_BYTES, READS_MAX, SUSPENDED_BYTES_MAX, collected_bytes_max, keep, register,
+    INBOUND_FIRST, InboundLane, READ_BYTES, READS_MAX, SUSPENDED_BYTES_MAX, collected_bytes_max, keep,
+    register,
 };
 use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};

@@ -33,9 +33,20 @@ fn assert_same(found: &[u8], expected: &[u8], script: &[u8]) {
             expected.len(),
             show(found),
             show(expected),
-            script[..script.len().min(3000)].escape_ascii()
+            shown(script)
         );
     }
+}
+
+/// Returns a script without most bytes of its long values.
+fn shown(script: &[u8]) -> String {
+    let mut shown = String::new();
+    for line in script.split_inclusive(|byte| *byte == b'\n') {
+        shown += &line[..line.len().min(100)].escape_ascii().to_string();
+        shown.push(if line.len() > 100 { '…' } else { ' ' });
+    }
+    shown.truncate(shown.floor_char_boundary(4000));
+    shown
 }
 
 /// Whatever the order in which the nodes answer, the client receives what one server would send.

@@ -15,7 +15,12 @@ pub(super) fn key(rng: &mut Rng) -> String {
     }
 }
 
-fn keys(rng: &mut Rng) -> String {
+/// Returns all keys.
+pub(super) fn keys() -> impl Iterator<Item = String> {
+    (0..KEYS).map(|number| format!("key:{number}")).chain(["long".repeat(62), "foo:1".into()])
+}
+
+fn key_list(rng: &mut Rng) -> String {
     let count = if rng.permille(20) { rng.within(1000, 3000) } else { rng.within(1, 30) };
     (0..count).map(|_| key(rng)).collect::<Vec<_>>().join(" ")
 }
@@ -41,8 +46,8 @@ pub(super) fn text_request(rng: &mut Rng, script: &mut Vec<u8>) {
     let mut put = |line: String| script.extend_from_slice(line.as_bytes());
     match rng.below(30) {
         0..5 => put(format!("get {name}\r\n")),
-        5..8 => put(format!("get {}\r\n", keys(rng))),
-        8 => put(format!("gets {}\r\n", keys(rng))),
+        5..8 => put(format!("get {}\r\n", key_list(rng))),
+        8 => put(format!("gets {}\r\n", key_list(rng))),
         // Such a line must not be longer than 2048 bytes if it arrives in pieces.
         9 => put(format!("gat 0 {name} {} {} {name}\r\n", key(rng), key(rng))),
         10 => put(format!("delete {name}{noreply}\r\n")),

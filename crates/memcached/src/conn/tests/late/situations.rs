@@ -1,7 +1,7 @@
 //! Single situations: an owner is away or is lost, a client is replaced or handed over, a lane is full.
 
-use super::*;
 use super::world::VERSION;
+use super::*;
 use cached_core::kv::StoreOutcome;
 
 /// Returns a world whose node owns `key:0`, while `key:1` and `key:2` belong to one other node and
