@@ -91,7 +91,8 @@ fn serve(shared: &Shared, ring: &Ring, node: &str, stream: &TcpStream) -> Result
     let seal = || {
         {
             let is_handed_over = shared.is_handed_over.lock();
-            if *is_handed_over {
+            // After a flush, the slots would be sealed in vain.
+            if *is_handed_over || shared.kv.flushes() != Some(flushes) {
                 return false;
             }
             // A process that follows a crash does not know whether the target has committed.

@@ -171,8 +171,9 @@ fn requests_of_all_protocols_are_answered_in_their_order() {
     entry.ask(6, "k", "delete k noreply\r\n");
     entry.ask(7, "k", "ms k 1 q\r\nx\r\n");
     entry.ask(8, "k", "get k\r\n");
+    // With the version of the map that the other node has.
     let every = Waiter { place: 9, ..Waiter::default() };
-    entry.outbound.request(every, None, Flags::EVERY, &[b"flush_all\r\n"]);
+    entry.outbound.request(every, None, Flags::EVERY, &[&1u64.to_le_bytes(), b"flush_all\r\n"]);
     // The value does not come, because the other node has no memory for it.
     entry.ask_with(10, "k", Flags::HEAD, b"set k 0 0 100000\r\n");
     entry.pump(&mut owner);
@@ -420,7 +421,7 @@ fn costly_requests_are_executed_one_in_each_turn() {
     let mut entry = Entry::new(&mut owner);
     for place in 1..=5 {
         let to = Waiter { place, ..Waiter::default() };
-        entry.outbound.request(to, None, Flags::EVERY, &[b"flush_prefix p\r\n"]);
+        entry.outbound.request(to, None, Flags::EVERY, &[&1u64.to_le_bytes(), b"flush_prefix p\r\n"]);
     }
     entry.ask(6, "k", "get k\r\n");
     entry.send();
