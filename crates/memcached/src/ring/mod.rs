@@ -217,11 +217,11 @@ impl Ring {
     }
 
     /// Returns whether every node that this one reaches has a map at least as late as this process has
-    /// begun with.
+    /// begun with, and has opened all of its lanes to this node.
     pub(crate) fn is_known_to_all(&self) -> bool {
         let maps = self.maps.lock();
         let mut others = maps.in_force.nodes().iter().filter_map(|node| maps.peers.get(&node.name));
-        others.all(|peer| !peer.is_before(self.begun_with))
+        others.all(|peer| !peer.is_reachable() || peer.knows(self.begun_with))
     }
 
     /// Returns whether a flush may be executed here that an entry with a map of this version sends to all

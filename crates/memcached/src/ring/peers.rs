@@ -5,7 +5,7 @@ use super::events::RingEvents;
 use crate::locks::{Lock, PEERS};
 use cached_ring::Report;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Another node of the ring. A node that leaves the map and returns has the same counts as before.
@@ -15,6 +15,8 @@ pub(crate) struct Peer {
     /// The counts of each worker, which alone changes them.
     workers: Box<[PeerCounts]>,
     events: Arc<RingEvents>,
+    /// The number of lanes that the peer opens to this node, once it has said it; 0 before.
+    lanes_wanted: AtomicUsize,
     is_tried: AtomicBool,
     is_unreachable: AtomicBool,
     told: Lock<Told>,
@@ -79,6 +81,7 @@ impl Peer {
             name: name.to_owned(),
             workers: (0..workers).map(|_| PeerCounts::default()).collect(),
             events,
+            lanes_wanted: AtomicUsize::new(0),
             is_tried: AtomicBool::new(false),
             is_unreachable: AtomicBool::new(false),
             told: Lock::ranked(Told::default(), &PEERS),
@@ -144,9 +147,17 @@ impl Peer {
         !is_gone && !self.told.lock().map.is_some_and(is_there)
     }
 
-    /// Returns whether the peer, to which there is a lane, has a map before the one of this version.
-    pub(super) fn is_before(&self, version: u64) -> bool {
-        self.is_reachable() && self.told.lock().map.is_none_or(|told| told.version < version)
+    /// Records the number of lanes that the peer opens to this node.
+    pub(crate) fn set_lanes_wanted(&self, lanes: usize) {
+        self.lanes_wanted.store(lanes, Ordering::Relaxed);
+    }
+
+    /// Returns whether the peer knows this node: it has a map of this version or a later one, and all of
+    /// its lanes to this node are open, so that it can pass requests on.
+    pub(super) fn knows(&self, version: u64) -> bool {
+        let has_map = self.told.lock().map.is_some_and(|told| told.version >= version);
+        let lanes_wanted = self.lanes_wanted.load(Ordering::Relaxed);
+        has_map && lanes_wanted > 0 && self.sum(|counts| &counts.inbound_lanes) >= lanes_wanted as u64
     }
 
     /// Returns whether a worker has a lane to the peer.

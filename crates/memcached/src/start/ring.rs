@@ -36,8 +36,9 @@ impl LiveServer {
         self.ring(|ring, _| ring.is_reachable(node)).unwrap_or(false)
     }
 
-    /// Returns whether every running node that this one reaches knows of it: has a map at least as
-    /// late as the first one of this process.
+    /// Returns whether every node that this one reaches knows this one: it has a map at least as late as
+    /// the first one of this process, and has opened all of its lanes to this node. Requests for slots
+    /// that this node takes before would fail at the others.
     pub fn is_known_to_all(&self) -> bool {
         self.ring(|ring, _| ring.is_known_to_all()).unwrap_or(false)
     }

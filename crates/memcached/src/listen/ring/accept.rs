@@ -198,6 +198,8 @@ impl Accepted {
             let socket = std::os::fd::AsFd::as_fd(&*handshake.stream).try_clone_to_owned()?;
             return Ok(Admitted::Copy { node: hello.greeting.node, socket });
         }
+        let lanes_wanted = u32::from(hello.workers).min(settings.peer_lanes_max);
+        ring.peer_or_new(&hello.greeting.node).set_lanes_wanted(lanes_wanted as usize);
         let own_worker = usize::from(worker) % shared.settings.threads;
         let queue = shared.connections.queue(own_worker);
         if let Some(earlier) = lanes.lanes.remove(&worker) {

@@ -204,6 +204,12 @@ fn slots_move_with_their_items() {
     assert!(keys.len() > 10);
     let reply = pair.ask(&[b"get ", &keys[0][..], b"\r\n"].concat(), b"END\r\n");
     assert!(reply.starts_with(b"VALUE"), "b asks a");
+    let entry = pair.b.ring().peer_or_new("a");
+    assert!(!pair.b.ring().is_known_to_all(), "a has not said how many lanes it opens");
+    for (lanes_wanted, is_known) in [(2, false), (1, true)] {
+        entry.set_lanes_wanted(lanes_wanted);
+        assert_eq!(pair.b.ring().is_known_to_all(), is_known);
+    }
     pair.run(async |steps: &Steps<'_>| {
         steps.put_in_force(&begun).await;
         let [source, target] = steps.nodes;
