@@ -88,6 +88,8 @@ pub(super) fn serve(
 ) -> Result<(), SourceError> {
     let Some(ring) = &shared.ring else { return Ok(()) };
     let silent_max = shared.settings.ring.as_ref().map_or(PING_EVERY, |settings| settings.peer_timeout);
+    let silent_max = silent_max.max(2 * PING_EVERY);
+    let resume_within = Duration::from_secs(shared.settings.upgrade_timeout_secs);
     let queue = Arc::new(Queue::new(the_move.slots.clone()));
     let now = Instant::now();
     let mut session = Session {
@@ -96,7 +98,8 @@ pub(super) fn serve(
         stream,
         seal,
         ends,
-        silent_max: silent_max.max(2 * PING_EVERY),
+        silent_max,
+        commit_max: silent_max.max(resume_within / 3),
         // Before the walk begins, so that it misses no change.
         hook: Some(shared.kv.add_change_hook(queue.clone())),
         queue,
@@ -121,6 +124,8 @@ struct Session<'a> {
     seal: &'a (dyn Fn() -> bool + Sync),
     ends: &'a (dyn Fn() -> bool + Sync),
     silent_max: Duration,
+    /// The time after END in which the target must commit: requests for the slots wait longer.
+    commit_max: Duration,
     /// Fills the queue, until the slots are sealed and nothing changes any more.
     hook: Option<AddedHook>,
     queue: Arc<Queue>,
@@ -361,8 +366,8 @@ impl Session<'_> {
         if self.heard.elapsed() > self.silent_max {
             return Err(SourceError::Silent(self.silent_max));
         }
-        if self.ended.is_some_and(|ended| ended.elapsed() > self.silent_max) {
-            return Err(SourceError::NotCommitted(self.silent_max));
+        if self.ended.is_some_and(|ended| ended.elapsed() > self.commit_max) {
+            return Err(SourceError::NotCommitted(self.commit_max));
         }
         Ok(())
     }
