@@ -309,9 +309,9 @@ impl Reservation {
     /// Appends the bytes that have arrived to `to`.
     pub fn copy_to(&self, to: &mut Vec<u8>) {
         let inner = &*self.inner;
-        // SAFETY: these bytes were written (`filled`) to entries that only this reservation knows of,
-        // behind their headers and inside their sizes.
         let mut append = |at: *const u8, bytes| {
+            // SAFETY: these bytes were written (`filled`) to entries that only this reservation knows
+            // of, behind their headers and inside their sizes.
             to.extend_from_slice(unsafe { std::slice::from_raw_parts(at, bytes) });
         };
         match &self.place {
