@@ -162,12 +162,12 @@ fn serve(
             Err(error) => Err(error.failure(config.path.as_deref())),
         }
     };
+    let is_taking_over = take_over.is_some();
     let show = |line: &str| admin.iter().for_each(|admin| admin.health().set_starting(line));
     let join = |config: &Config, secrets: &Secrets| {
         let end = pin!(signals.end_requested("while the registry is being read"));
-        Joined::join(config, secrets, end, &show)
+        Joined::join(config, secrets, !is_taking_over, end, &show)
     };
-    let is_taking_over = take_over.is_some();
     let start = MemoryFileStart::new(admin.as_deref());
     let on_taking_over = |now: &TakingOver| {
         if !is_taking_over {

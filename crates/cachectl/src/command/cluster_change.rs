@@ -82,7 +82,13 @@ impl Change {
             Self::Pause => ("pause", json!({}), "no further move begins".into()),
             Self::Resume => ("resume", json!({}), "moves begin again".into()),
         };
-        let answer = admin.post(&format!("/ring/{path}"), &body)?;
+        let answer = admin.post(&format!("/ring/{path}"), &body).map_err(|failure| match failure.status {
+            Some(404) => {
+                let line = "the server belongs to no ring whose map is in a registry; `cluster plan` changes a map file";
+                Failure::admin(admin.url(), Some(404), line)
+            }
+            _ => failure,
+        })?;
         match self {
             Self::Drain { node, no_wait: false } => {
                 wait(&admin, node, call.timeout)?;
@@ -109,9 +115,10 @@ fn wait(admin: &Admin, node: &str, timeout: Option<Duration>) -> Result<(), Fail
         }
         let total = *first.get_or_insert(left);
         progress.reach(total.saturating_sub(left), total);
-        if timeout.is_some_and(|timeout| began.elapsed() + LOOK >= timeout) {
-            let paused = if ring["paused"] == true { "; the ring is paused" } else { "" };
-            let line = format!("node {node} still owns {left} slots, which go on moving{paused}");
+        let is_paused = ring["paused"] == true && list(&ring, "moves").is_empty();
+        if is_paused || timeout.is_some_and(|timeout| began.elapsed() + LOOK >= timeout) {
+            let rest = if is_paused { "which move once the ring is resumed" } else { "which go on moving" };
+            let line = format!("node {node} still owns {left} slots, {rest}");
             return Err(Failure::admin(admin.url(), None, line));
         }
         std::thread::sleep(LOOK);

@@ -610,7 +610,7 @@ mod tests {
                 "ring.weight: is 10001; it must be between 0 and 10000",
             ),
             (
-                "address = \"127.0.0.1:21212\"",
+                "address = \"127.0.0.1:21212\"\nclients = \"cache.example:1\"",
                 DISK,
                 "ring.address: 127.0.0.1:21212 is also an address of memcached.listen",
             ),

@@ -245,14 +245,19 @@ fn random(most: Duration) -> Duration {
 /// The delays between attempts that fail: they double, and are random, so that nodes do not meet
 /// again.
 #[derive(Debug)]
-pub(super) struct BackOff(Duration);
+pub(super) struct BackOff(Duration, Duration);
 
 impl BackOff {
     const MIN: Duration = Duration::from_millis(100);
     const MAX: Duration = Duration::from_secs(10);
 
     pub(super) fn new() -> BackOff {
-        BackOff(Self::MIN)
+        BackOff(Self::MIN, Self::MAX)
+    }
+
+    /// Returns the delays while slots are sealed, whose requests wait.
+    pub(super) fn short() -> BackOff {
+        BackOff(Self::MIN, Self::MAX / 10)
     }
 
     pub(super) fn reset(&mut self) {
@@ -262,6 +267,6 @@ impl BackOff {
     /// Waits before the next attempt.
     pub(super) async fn wait(&mut self) {
         tokio::time::sleep(random(self.0)).await;
-        self.0 = (self.0 * 2).min(Self::MAX);
+        self.0 = (self.0 * 2).min(self.1);
     }
 }

@@ -6,10 +6,12 @@ use crate::config::{Config, Secrets};
 use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
 use cached_process::{Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
+use cached_ring::hello::{Frame, Greeting, Hello, RefusedCode, VERSION_MAX, VERSION_MIN};
 use cached_ring::{Map, Node};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 
@@ -28,7 +30,8 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Opens the registry and joins the ring that the configuration describes. Retries while the
+    /// Opens the registry and joins the ring that the configuration describes, in a start that is not a
+    /// take-over if it `is_fresh`. Retries while the
     /// registry is away; each reason is passed to `show`. Returns `None` if `end` is ready first, and
     /// `Some(None)` if there is no ring whose map is in the registry.
     ///
@@ -37,6 +40,7 @@ impl Joined {
     pub fn join(
         config: &Config,
         secrets: &Secrets,
+        is_fresh: bool,
         end: Pin<&mut dyn Future<Output = ()>>,
         show: impl Fn(&str),
     ) -> Result<Option<Option<Joined>>, Failure> {
@@ -52,7 +56,7 @@ impl Joined {
             let joined = async {
                 let (store, registry) = open(config, table, secrets, &mut waiting).await?;
                 let documents = Documents::new(settings.map.ring(), registry);
-                join(&documents, &own, settings.connect_timeout, &mut waiting).await?;
+                join(&documents, &own, settings.connect_timeout, is_fresh, &mut waiting).await?;
                 Ok((store, documents))
             };
             tokio::select! {
@@ -92,7 +96,9 @@ impl Joined {
         let mut waiting = Waiting::new(show);
         let joined = self.runtime.block_on(async {
             tokio::select! {
-                joined = join(&self.documents, &self.own, settings.connect_timeout, &mut waiting) => joined.map(|()| true),
+                joined = join(&self.documents, &self.own, settings.connect_timeout, false, &mut waiting) => {
+                    joined.map(|()| true)
+                }
                 () = end => Ok(false),
             }
         });
@@ -144,13 +150,15 @@ async fn join(
     documents: &Documents,
     own: &Node,
     connect_timeout: Duration,
+    mut is_fresh: bool,
     waiting: &mut Waiting<'_>,
 ) -> Result<(), ConfigError> {
     loop {
-        let failed = match step(documents, own, connect_timeout).await {
+        let failed = match step(documents, own, connect_timeout, is_fresh).await {
             Ok(None) => return Ok(()),
             Ok(Some(line)) => {
                 tracing::info!(node = own.name, "{line}");
+                is_fresh = false;
                 continue;
             }
             Err(JoinError::Documents(error)) => error,
@@ -179,8 +187,14 @@ impl<E: Into<DocumentsError>> From<E> for JoinError {
     }
 }
 
-/// Makes one change, if one is necessary. Returns a line about it.
-async fn step(documents: &Documents, own: &Node, timeout: Duration) -> Result<Option<String>, JoinError> {
+/// Makes one change, if one is necessary. Returns a line about it. If the start `is_fresh`, nothing of
+/// this process listens yet, and there is no process from which it takes over.
+async fn step(
+    documents: &Documents,
+    own: &Node,
+    timeout: Duration,
+    is_fresh: bool,
+) -> Result<Option<String>, JoinError> {
     let Some(before) = documents.find().await? else {
         let first = Map::first(documents.ring(), own.clone())?;
         documents.write(None, &first).await?;
@@ -195,14 +209,15 @@ async fn step(documents: &Documents, own: &Node, timeout: Duration) -> Result<Op
         return Ok(Some(line));
     };
     let known = map.node(index);
-    if (&known.ring, &known.address) != (&own.ring, &own.address) {
-        if answers(&known.ring, timeout).await {
-            return Err(JoinError::Twin(format!(
-                "is {}, but a process of this name answers at {} (this process: {}); stop it, or give this node \
-                 another name",
-                own.name, known.ring, own.ring
-            )));
-        }
+    let is_elsewhere = (&known.ring, &known.address) != (&own.ring, &own.address);
+    if (is_fresh || is_elsewhere) && has_twin(&known.ring, ring, own, timeout).await {
+        return Err(JoinError::Twin(format!(
+            "is {}, but a process of this name answers at {} (this process: {}); stop it, or give this node another \
+             name",
+            own.name, known.ring, own.ring
+        )));
+    }
+    if is_elsewhere {
         let after = map.set_addresses(own)?;
         documents.write(Some(&before), &after).await?;
         return Ok(Some(format!("ring {ring}: this node is at {} instead of {}", own.ring, known.ring)));
@@ -214,9 +229,34 @@ async fn step(documents: &Documents, own: &Node, timeout: Duration) -> Result<Op
     Ok(None)
 }
 
-/// Returns whether a process accepts connections at an address.
-async fn answers(address: &str, timeout: Duration) -> bool {
-    matches!(tokio::time::timeout(timeout, TcpStream::connect(address)).await, Ok(Ok(_)))
+/// Returns whether another process of this node's name runs at an address: it refuses a second one.
+async fn has_twin(address: &str, ring: &str, own: &Node, timeout: Duration) -> bool {
+    let asked = async {
+        let mut random = [0; 40];
+        getrandom::fill(&mut random).ok()?;
+        let (incarnation, nonce) = random.split_first_chunk::<8>()?;
+        let greeting = Greeting {
+            features: 0,
+            nonce: nonce.try_into().ok()?,
+            incarnation: u64::from_le_bytes(*incarnation),
+            map_version: 0,
+            map_digest: 0,
+            unix_time_ms: 0,
+            ring: ring.to_owned(),
+            node: own.name.clone(),
+        };
+        let (versions, wanted_node) = ((VERSION_MIN, VERSION_MAX), own.name.clone());
+        let hello = Frame::Hello(Hello { versions, worker: 0, workers: 1, greeting, wanted_node });
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        stream.write_all(&hello.encode()).await.ok()?;
+        let mut len = [0; 2];
+        stream.read_exact(&mut len).await.ok()?;
+        let mut frame = vec![0; Frame::len(len).ok()?];
+        stream.read_exact(&mut frame).await.ok()?;
+        Frame::decode(&frame).ok()
+    };
+    let answer = tokio::time::timeout(timeout, asked).await.ok().flatten();
+    matches!(answer, Some(Frame::Refused(refused)) if refused.code == RefusedCode::SecondProcess)
 }
 
 #[cfg(test)]
@@ -224,6 +264,7 @@ mod tests {
     use super::*;
     use crate::ring::documents::Documents;
     use blocker::Memory;
+    use tokio::net::TcpListener;
     use cached_registry::{Key, RegistryTable};
 
     fn registry() -> Registry {
@@ -240,7 +281,7 @@ mod tests {
     async fn started(documents: &Documents, own: &Node) -> Result<usize, String> {
         let mut lines = 0;
         loop {
-            match step(documents, own, Duration::from_secs(5)).await {
+            match step(documents, own, Duration::from_secs(60), true).await {
                 Ok(None) => return Ok(lines),
                 Ok(Some(_)) => lines += 1,
                 Err(JoinError::Twin(line)) => return Err(line),
@@ -283,8 +324,20 @@ mod tests {
     fn a_node_moves_to_another_address_only_if_nothing_answers_at_the_earlier_one() {
         run(async {
             let documents = Documents::new("main", registry());
-            let running = std::net::TcpListener::bind("127.0.0.1:0").expect("a socket");
+            let running = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
             let port = running.local_addr().expect("an address").port();
+            // Another process of the name, which refuses a second one once.
+            let twin = tokio::spawn(async move {
+                let (mut stream, _) = running.accept().await.expect("a connection");
+                let mut len = [0; 2];
+                stream.read_exact(&mut len).await.expect("a frame");
+                let mut frame = vec![0; Frame::len(len).expect("a length")];
+                stream.read_exact(&mut frame).await.expect("a frame");
+                let Ok(Frame::Hello(hello)) = Frame::decode(&frame) else { panic!("no HELLO") };
+                let own = Greeting { incarnation: 0, ..hello.greeting.clone() };
+                let refused = hello.check(&own).expect_err("a second process");
+                stream.write_all(&Frame::Refused(refused).encode()).await.expect("sent");
+            });
             let first = Node { ring: format!("127.0.0.1:{port}"), ..node("a", 21) };
             started(&documents, &first).await.expect("joined");
             let line = started(&documents, &node("a", 23)).await.expect_err("a twin");
@@ -295,7 +348,7 @@ mod tests {
                      it, or give this node another name"
                 )
             );
-            drop(running);
+            twin.await.expect("the other process");
             assert_eq!(started(&documents, &node("a", 23)).await, Ok(1));
             let map = documents.read().await.expect("documents").map;
             assert_eq!((map.nodes()[0].ring.as_str(), map.version()), ("127.0.0.1:23", 2));

@@ -13,6 +13,9 @@ use tokio::time::{sleep, timeout};
 /// The interval at which a node that lacks slots looks which nodes it can reach.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// The time after which a line says that it waits for other nodes.
+const LOOK_TOLD: Duration = Duration::from_secs(10);
+
 /// The interval at which a node looks whether the map of its move is in force.
 const MAP_LOOK: Duration = Duration::from_millis(2);
 
@@ -40,13 +43,25 @@ impl Shared {
     /// Moves slots to this node, one move after the other.
     pub(super) async fn move_slots(&self) {
         let mut latest = self.documents.latest();
-        let mut back_off = BackOff::new();
+        let (mut back_off, mut looking) = (BackOff::new(), None);
         loop {
             let map = latest.borrow_and_update().clone();
-            let is_done = match map.map_or(Next::Wait, |map| self.next(&map)) {
+            let next = map.map_or(Next::Wait, |map| self.next(&map));
+            if !matches!(next, Next::Look) {
+                looking = None;
+            }
+            let is_done = match next {
                 Next::Abort(id) => self.moving(self.abort(id)).await,
                 Next::Move(from, slots) => self.moving(self.move_one(&from, slots)).await,
                 Next::Look => {
+                    let (since, is_told) = looking.get_or_insert((Instant::now(), false));
+                    if !*is_told && since.elapsed() >= LOOK_TOLD {
+                        *is_told = true;
+                        tracing::warn!(
+                            "this node is due slots of other nodes, but does not reach them, or some node does not \
+                             reach it, or has an earlier map: no slots are taken"
+                        );
+                    }
                     // Connections come and go without a change of the map.
                     let _ = timeout(LOOK, latest.changed()).await;
                     continue;
@@ -186,7 +201,7 @@ impl Shared {
     /// map in which it is committed. `None` if the move has been aborted, or it cannot be said which
     /// of both has happened, because a node was struck off since.
     async fn commit(&self, id: u64, begun: &Map) -> Option<Map> {
-        let mut back_off = BackOff::new();
+        let mut back_off = BackOff::short();
         loop {
             let before = match self.documents.read().await {
                 Ok(before) => before,

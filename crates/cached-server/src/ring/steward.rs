@@ -208,7 +208,7 @@ impl Shared {
     /// a map in force says whose they are.
     async fn abort_unfinished(&self) {
         let mut unfinished = self.live.ring_events().unfinished.subscribe();
-        let mut back_off = BackOff::new();
+        let mut back_off = BackOff::short();
         loop {
             let ids = unfinished.borrow_and_update().clone();
             let mut is_done = true;
@@ -234,6 +234,8 @@ impl Shared {
     ) {
         while let Some(request) = requests.recv().await {
             match request {
+                // The operator has been told that it was not made.
+                Request::Change(_, answer) if answer.is_closed() => {}
                 Request::Change(change, answer) => {
                     let changed = match *self.is_held.borrow() {
                         true => Err((503, "another process takes over this node; ask again".into())),
