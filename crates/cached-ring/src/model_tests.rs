@@ -106,8 +106,8 @@ impl Shared {
 
     /// Returns the next map; `None` if there is none. There are few maps, and each is made once.
     fn after(&self, change: Change) -> Option<Shared> {
-        static MADE: LazyLock<Mutex<HashMap<(u64, Change), Option<Shared>>>> =
-            LazyLock::new(Default::default);
+        type Made = HashMap<(u64, Change), Option<Shared>>;
+        static MADE: LazyLock<Mutex<Made>> = LazyLock::new(Default::default);
         let mut made = MADE.lock().unwrap();
         let next = made.entry((self.0.digest(), change)).or_insert_with(|| {
             let next = match change {

@@ -161,3 +161,42 @@ impl SourceEvent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tries all events up to `depth` more.
+    fn explore(source: &Source, depth: u32, tried: &mut u64) {
+        use SourceEvent as E;
+        let all = [E::Walked, E::Seal, E::Passed, E::Drained, E::Committed, E::Broken, E::MoveGone];
+        for event in all.into_iter().filter(|_| depth > 0) {
+            let mut next = source.clone();
+            let result = next.on(event);
+            *tried += 1;
+            match result {
+                Err(_) => {
+                    assert_eq!(next, *source, "nothing has changed");
+                    assert!(next.on(E::Broken).is_ok());
+                }
+                Ok(action) => {
+                    // Only a map without the move ends the seal, and only in order is END sent.
+                    assert!(!source.is_sealed() || next.is_sealed() || event == E::MoveGone);
+                    assert_eq!(action == Some(SourceAction::Seal), !source.is_sealed() && next.is_sealed());
+                    assert!(action != Some(SourceAction::SendEnd) || source.state == SourceState::Draining);
+                    explore(&next, depth - 1, tried);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_source_is_sealed_until_a_map_ends_the_move() {
+        let mut tried = 0;
+        explore(&Source::new(), 7, &mut tried);
+        explore(&Source::of_earlier_process(), 3, &mut tried);
+        assert!(tried > 1000, "{tried} events");
+        let error = Source::new().on(SourceEvent::Seal).unwrap_err();
+        assert_eq!(error.to_string(), "SEAL came to a copy session that is walking");
+    }
+}

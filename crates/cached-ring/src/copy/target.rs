@@ -161,3 +161,36 @@ impl TargetEvent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_commits_what_is_complete() {
+        use TargetEvent as E;
+        let reach = |events: &[E]| {
+            let mut target = Target::new();
+            let last = events.iter().map(|event| target.on(*event)).last().expect("an event");
+            (target.state(), last)
+        };
+        let sealing = [E::Cleared, E::Item, E::Ready, E::Item, E::InProgress(true), E::Item];
+        let after = |event| reach(&[&sealing[..], &[event]].concat());
+        assert_eq!(after(E::End(3)), (TargetState::Committing, Ok(Some(TargetAction::Commit))));
+        let (state, error) = after(E::End(2));
+        let line = "END came to a copy session that is sealing";
+        assert_eq!((state, error.unwrap_err().to_string().as_str()), (TargetState::Sealing, line));
+        for event in [E::Flushed, E::Broken] {
+            assert_eq!(after(event), (TargetState::Aborted, Ok(Some(TargetAction::CloseAndAbort))));
+            // After END neither matters, and nothing is committed twice.
+            let late = [&sealing[..], &[E::End(3), event, E::Unknown, E::Committed, E::Committed]].concat();
+            let states: Vec<_> = (late.len() - 4..=late.len()).map(|len| reach(&late[..len])).collect();
+            let actions = states.into_iter().map(|(_, action)| action.unwrap());
+            let expected = [None, Some(TargetAction::AskAgain), Some(TargetAction::PutInForce), None];
+            assert!(actions.skip(1).eq(expected));
+        }
+        let (state, action) = reach(&[E::Cleared, E::Ready, E::InProgress(false)]);
+        assert_eq!((state, action), (TargetState::Aborted, Ok(Some(TargetAction::Close))));
+        assert!(reach(&[E::Item]).1.is_err() && reach(&[E::Cleared, E::End(0)]).1.is_err());
+    }
+}
