@@ -2,7 +2,7 @@
 //!
 //! `CACHED_MOVES_ROUNDS` is their number (default: 150), `CACHED_MOVES_SEED` the seed.
 
-use super::is_cached;
+use super::{failures, is_cached};
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::Registers;
 use cached_tests::moves::{By, Cluster, Options};
@@ -39,6 +39,18 @@ const FAULTS: [Fault; 9] = [
     Fault::FlushPrefix,
     Fault::Registry,
 ];
+
+impl Fault {
+    /// Whether keys may be missing, and requests fail. While a new process takes over, changes with
+    /// large values fail.
+    fn costs(self) -> [bool; 2] {
+        match self {
+            Fault::Kill | Fault::KillAndFail | Fault::Stop => [true, true],
+            Fault::Upgrade => [false, true],
+            _ => [false, false],
+        }
+    }
+}
 
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
@@ -126,7 +138,7 @@ fn rounds(by: By, options: Options, rounds: u64) {
             let fault = FAULTS[random.random_range(0..FAULTS.len())];
             let weights = reweigh(&cluster, &mut random);
             let context = format!("seed {seed}, round {round}, {fault:?}, weights {weights:?}");
-            let begun = Instant::now();
+            let (begun, before) = (Instant::now(), failures(&registers));
             inflict(fault, &mut cluster, &registers, &mut random);
             cluster.wait_until_connected();
             if fault == Fault::KillAndFail {
@@ -135,6 +147,13 @@ fn rounds(by: By, options: Options, rounds: u64) {
             }
             cluster.settle(&context);
             registers.more(100, &context);
+            for ((is_allowed, before), now) in fault.costs().into_iter().zip(before).zip(failures(&registers))
+            {
+                let errors = registers.errors();
+                assert!(is_allowed || now == before, "{context}: {before:?}, {now:?} {errors:#?}");
+            }
+            // What was lost is not missed again in the next round.
+            registers.be_strict(false);
             println!("{context}: settled after {:.1?}; {:?}", begun.elapsed(), registers.counts);
             let of = played.entry(fault).or_default();
             *of = (of.0 + 1, of.1.max(begun.elapsed()));
@@ -151,7 +170,7 @@ fn rounds(by: By, options: Options, rounds: u64) {
 }
 
 fn options(has_memory: bool) -> Options {
-    Options { args: "-m 64 -t 2", ring: "peer_timeout_ms = 1000", has_memory, is_relayed: true }
+    Options { args: "-m 64 -t 2", ring: "peer_timeout_ms = 3000", has_memory, is_relayed: true }
 }
 
 #[test]
