@@ -18,9 +18,11 @@ use crate::server::own_address;
 use crate::upgrade::{Upgradable, memory_directory};
 use registers::Registers;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The maximum number of processes over one disk.
@@ -92,6 +94,8 @@ pub struct Cluster {
     /// The registry.
     pub by: By,
     options: Options,
+    /// The weights that an operator has given to nodes.
+    weights: Mutex<BTreeMap<String, u64>>,
     dir: tempfile::TempDir,
 }
 
@@ -103,7 +107,7 @@ impl Cluster {
     #[must_use]
     pub fn start(names: &[&str], by: By, options: Options) -> Cluster {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut cluster = Cluster { nodes: Vec::new(), by, options, dir };
+        let mut cluster = Cluster { nodes: Vec::new(), by, options, weights: Mutex::default(), dir };
         write_secret(&cluster.dir.path().join("token"), TOKEN);
         names.iter().for_each(|name| cluster.add(name, ""));
         cluster
@@ -182,8 +186,12 @@ impl Cluster {
     #[must_use]
     pub fn report(&self, node: usize) -> Value {
         let header = format!("Authorization: Bearer {TOKEN}\r\n");
-        let (status, body) = http::get_with(&self.nodes[node].admin.to_string(), "/ring.json", &header);
-        assert_eq!(status, 200, "{body}");
+        let admin = self.nodes[node].admin.to_string();
+        // A node that has just started does not know its ring yet.
+        let body = wait_for("the ring of a node", || {
+            let (status, body) = http::get_with(&admin, "/ring.json", &header);
+            (status == 200).then_some(body)
+        });
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
     }
 
@@ -204,6 +212,15 @@ impl Cluster {
     pub fn order(&self, node: usize, arguments: &[&str]) -> String {
         let (code, said) = self.command(node, arguments);
         assert_eq!(code, 0, "cluster {}: {said}\n{}", arguments.join(" "), self.logs());
+        let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        match arguments {
+            ["weight", node, weight] => {
+                weights.insert((*node).to_owned(), weight.parse().expect("a weight"));
+            }
+            ["drain" | "fail", node, ..] => drop(weights.insert((*node).to_owned(), 0)),
+            ["remove", node] => drop(weights.remove(*node)),
+            _ => {}
+        }
         said
     }
 
@@ -252,6 +269,20 @@ impl Cluster {
         }
         let nodes = first["nodes"].as_array().expect("nodes");
         let number = |node: &Value, key: &str| node[key].as_u64().expect("a number");
+        // The nodes may all have a map from before the last command.
+        let weight_of = |name: &str| {
+            let of = nodes.iter().find(|node| node["node"] == name);
+            of.map(|node| number(node, "weight"))
+        };
+        for (name, weight) in &*self.weights.lock().unwrap_or_else(PoisonError::into_inner) {
+            if weight_of(name) != Some(*weight) {
+                return Some(format!("{name} has weight {:?} instead of {weight}", weight_of(name)));
+            }
+        }
+        let joined = |node: &Node| node.process.pid <= 0 || weight_of(&node.name).is_some();
+        if let Some(node) = self.nodes.iter().find(|node| !joined(node)) {
+            return Some(format!("{} has not joined", node.name));
+        }
         let weights: u64 = nodes.iter().map(|node| number(node, "weight")).sum();
         nodes.iter().find_map(|node| {
             let (slots, weight) = (number(node, "slots"), number(node, "weight"));

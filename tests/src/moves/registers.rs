@@ -155,7 +155,7 @@ impl Registers {
         lock(&self.lines).clone()
     }
 
-    /// Returns the errors that clients have got, and how often.
+    /// Returns the errors that clients have got, and where keys were missing, and how often.
     #[must_use]
     pub fn errors(&self) -> BTreeMap<String, u64> {
         lock(&self.errors).clone()
@@ -233,6 +233,8 @@ impl Registers {
             self.counts.misses.fetch_add(1, Ordering::Relaxed);
             if before.state & 1 == 1 && is_unchanged() {
                 self.counts.lost.fetch_add(1, Ordering::Relaxed);
+                *lock(&self.errors).entry(format!("{how}: a key that was stored is missing")).or_default() +=
+                    1;
                 if self.is_strict() {
                     self.problem(format!("{how}: {key} is not found, after change {}", before.state >> 1));
                 }

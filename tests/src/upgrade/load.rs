@@ -78,7 +78,7 @@ pub fn run_on(
     is_verbose: bool,
 ) -> Report {
     let port = servers[0].port;
-    run_while(&[port], clients, seed, true, |changes, report| {
+    run_while(&[port], 0..clients, seed, true, |changes, report| {
         // An additional client measures the longest wait in each upgrade.
         let mut observer = Some(Connection::open(port).expect("a connection"));
         for round in 1..=upgrades {
@@ -137,20 +137,21 @@ impl Changes<'_> {
     }
 }
 
-/// Runs `clients` clients of the servers at these ports, in turn, while `meanwhile` runs, and then
-/// examines all keys. Without `is_one_server` CAS values are unique for each key only.
+/// Runs the clients with these numbers at the servers of these ports, in turn, while `meanwhile` runs,
+/// and then examines all keys. Client 0 flushes everything now and then. Without `is_one_server` CAS values are unique for each key only.
 ///
 /// # Panics
 /// Panics if `meanwhile` does.
 pub fn run_while(
     ports: &[u16],
-    clients: usize,
+    clients: std::ops::Range<usize>,
     seed: u64,
     is_one_server: bool,
     meanwhile: impl FnOnce(&Changes<'_>, &mut Report),
 ) -> Report {
     let common = Common::default();
-    let mut clients: Vec<Client> = (0..clients)
+    let numbers = clients.clone();
+    let mut clients: Vec<Client> = clients
         .map(|number| Client::new(number, SmallRng::seed_from_u64(seed * 1_000 + number as u64)))
         .collect();
     let mut report = Report::default();
@@ -181,7 +182,7 @@ pub fn run_while(
     let flushes: Vec<Flush> = clients.iter().flat_map(|client| client.flushes.clone()).collect();
     let mut connection = Connection::open(ports[0]).expect("a connection");
     let mut given = std::collections::HashSet::new();
-    for (number, client) in clients.iter_mut().enumerate() {
+    for (number, client) in numbers.zip(&mut clients) {
         report.lines.append(&mut client.surprises);
         for (key, before) in client.gone_while_running.drain(..) {
             if before.flushed(&flushes) == crate::warm::history::Flushed::No {
