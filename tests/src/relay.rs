@@ -169,6 +169,11 @@ impl Relay {
         point
     }
 
+    /// Lets nothing happen to the next connection.
+    pub fn disarm(&self) {
+        *self.state.next.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Returns the numbers of bytes that each connection has forwarded from its client and from the
     /// server, in the order of the connections.
     #[must_use]

@@ -6,7 +6,7 @@ use super::{failures, is_cached};
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::Registers;
 use cached_tests::moves::{By, Cluster, Options};
-use cached_tests::relay::Then;
+use cached_tests::relay::{Relay, Then};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
@@ -146,6 +146,7 @@ fn rounds(by: By, options: Options, rounds: u64) {
                 reweigh(&cluster, &mut random);
             }
             cluster.settle(&context);
+            cluster.nodes.iter().filter_map(|node| node.relay.as_ref()).for_each(Relay::disarm);
             registers.more(100, &context);
             for ((is_allowed, before), now) in fault.costs().into_iter().zip(before).zip(failures(&registers))
             {
