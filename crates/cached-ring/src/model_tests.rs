@@ -46,6 +46,9 @@ enum Rule {
     Purge,
     /// A memory file is used only with the [`Map::mark`] of the map.
     Mark,
+    /// A process that ends with a sealed slot leaves no memory file with a mark: its items may soon be
+    /// another node's, and be given back when that is struck off.
+    MarkSealed,
     /// A flush ends a session that is not sealed, at both ends.
     FlushEnds,
     /// A node with a sealed slot refuses a flush.
@@ -664,7 +667,12 @@ impl Ring {
                 state.left.stops = state.left.stops.checked_sub(1)?;
                 let node = &mut state.nodes[at];
                 is(node.is_up)?;
-                let is_marked = with_file && node.executing.is_none() && node.word != Word::Purging;
+                let is_pure = match node.word {
+                    Word::Own | Word::Away => true,
+                    Word::Purging => false,
+                    Word::Sealed => !self.keeps(Rule::MarkSealed),
+                };
+                let is_marked = with_file && node.executing.is_none() && is_pure;
                 is(is_marked || !with_file)?;
                 node.file = is_marked.then(|| (node.map.1[at], node.items));
                 (node.is_up, node.word, node.items) = (false, Word::Away, [0; 2]);
@@ -876,6 +884,7 @@ fn each_broken_rule_of_a_move_is_caught() {
     let still = Limits { changes: 0, moves: 0, ..MOVES };
     is_caught(Rule::Purge, FRESH, 2, Limits { stops: 1, fails: 1, ..still });
     is_caught(Rule::Mark, FRESH, 2, Limits { changes: 1, stops: 2, fails: 2, ..still });
+    is_caught(Rule::MarkSealed, FRESH, 2, Limits { stops: 2, fails: 1, ..MOVES });
     is_caught(Rule::Whole, FRESH, 2, Limits { stops: 1, fails: 1, ..MOVES });
     let unknown = Limits { stops: 1, fails: 1, unknown: 1, breaks: 1, ..MOVES };
     is_caught(Rule::Outcome, FRESH, 2, unknown);
