@@ -84,8 +84,12 @@ impl Routed {
                     let place = std::mem::replace(&mut self.places[at], Place::Own(Output::default()));
                     let Place::Again(mut again) = place else { continue };
                     let slot = again.slot;
-                    // Later requests of the slot come later, and so do retrievals, with keys of any slot.
-                    let must_wait = waiting.contains(&slot) || again.in_steps && !waiting.is_empty();
+                    // Later requests of the slot come later, and so do retrievals, with keys of any slot. A
+                    // request in parts of which some are not sent yet is executed after its last part.
+                    let in_parts = self.sending.as_ref().map(|sending| sending.slot);
+                    let must_wait = waiting.contains(&slot)
+                        || in_parts == Some(slot)
+                        || again.in_steps && (!waiting.is_empty() || in_parts.is_some());
                     let place = match must_wait {
                         true => None,
                         false => self.try_again(&mut again, executor, way, (at, to)),
@@ -103,7 +107,7 @@ impl Routed {
                         }
                     };
                 }
-                Place::Merge(merge) if waiting.is_empty() => {
+                Place::Merge(merge) if waiting.is_empty() && self.sending.is_none() => {
                     let before = merge.awaited();
                     merge.send(way, to);
                     self.awaited = self.awaited + merge.awaited() - before;
