@@ -166,7 +166,7 @@ fn serve(
     let show = |line: &str| admin.iter().for_each(|admin| admin.health().set_starting(line));
     let join = |config: &Config, secrets: &Secrets| {
         let end = pin!(signals.end_requested("while the registry is being read"));
-        Joined::join(config, secrets, !is_taking_over, end, &show)
+        Joined::join(config, secrets, !is_taking_over, end, show)
     };
     let start = MemoryFileStart::new(admin.as_deref());
     let on_taking_over = |now: &TakingOver| {
@@ -188,7 +188,7 @@ fn serve(
             let mut server = Server::open_with(settings, logging, inherited, tls, &on_taking_over)?;
             if let Some(joined) = &joined {
                 let end = pin!(signals.end_requested("while the registry is being read"));
-                if !joined.join_again(&config, end, &show)? {
+                if !joined.join_again(&config, end, show)? {
                     return Ok(());
                 }
                 server.set_ring_map(joined.map());
@@ -231,7 +231,11 @@ fn serve(
             ring: steward.as_ref().map(Steward::control),
         };
         let is_any = parts.objects.is_some() || parts.ring.is_some();
-        server.allow_upgrades(program, admin_sockets, is_any.then(|| Arc::new(parts) as Arc<dyn ObjectHandOver>));
+        server.allow_upgrades(
+            program,
+            admin_sockets,
+            is_any.then(|| Arc::new(parts) as Arc<dyn ObjectHandOver>),
+        );
         Ok(server.upgrader())
     };
     tracer.iter().for_each(|tracer| server.trace(tracer.clone()));

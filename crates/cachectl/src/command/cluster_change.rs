@@ -61,13 +61,17 @@ impl Change {
         let admin = call.admin()?;
         let named = |node: &str| json!({ "node": node });
         let (path, body, done) = match self {
-            Self::Weight { node, weight } => {
-                ("weight", json!({ "node": node, "weight": weight }), format!("node {node} has weight {weight}"))
-            }
+            Self::Weight { node, weight } => (
+                "weight",
+                json!({ "node": node, "weight": weight }),
+                format!("node {node} has weight {weight}"),
+            ),
             Self::Drain { node, .. } => {
                 ("weight", json!({ "node": node, "weight": 0 }), format!("node {node} has weight 0"))
             }
-            Self::Remove { node } => ("remove", named(node), format!("node {node} is removed; its process ends")),
+            Self::Remove { node } => {
+                ("remove", named(node), format!("node {node} is removed; its process ends"))
+            }
             Self::Fail { node, yes } => {
                 let ring = admin.get("/ring.json")?;
                 let slots = find(&ring, node).map_or(0, |found| found["slots"].as_u64().unwrap_or(0));
@@ -77,7 +81,11 @@ impl Change {
                          command with --yes"
                     )));
                 }
-                ("fail", named(node), format!("node {node} is struck off: the items of {slots} slots are lost"))
+                (
+                    "fail",
+                    named(node),
+                    format!("node {node} is struck off: the items of {slots} slots are lost"),
+                )
             }
             Self::Pause => ("pause", json!({}), "no further move begins".into()),
             Self::Resume => ("resume", json!({}), "moves begin again".into()),

@@ -106,7 +106,9 @@ impl RingTable {
                 let own = [("ring.address", &self.address), ("ring.clients", &self.clients)];
                 let set = own.into_iter().find(|(_, text)| !text.is_empty()).map(|(key, _)| key);
                 let set = set.or((self.weight != 1).then_some("ring.weight"));
-                set.map_or(Ok(()), |key| invalid(key, "is set with map_file, whose map says it; set one of the two"))?;
+                set.map_or(Ok(()), |key| {
+                    invalid(key, "is set with map_file, whose map says it; set one of the two")
+                })?;
             }
         }
         within("ring.weight", self.weight, 0..=WEIGHT_MAX)?;
@@ -322,8 +324,12 @@ fn check_store(registry: Option<&RegistryTable>, backend: Option<&BackendTable>)
         (Some(RegistryTable::Store(_)), None) => {
             invalid("registry.kind", "is \"store\", but there is no [objects.backend]")
         }
-        (Some(RegistryTable::Store(_)), Some(backend @ (BackendTable::Memory(_) | BackendTable::File(_)))) => {
-            let why = format!("is \"store\", but other nodes do not reach the store {backend}; use etcd or disk");
+        (
+            Some(RegistryTable::Store(_)),
+            Some(backend @ (BackendTable::Memory(_) | BackendTable::File(_))),
+        ) => {
+            let why =
+                format!("is \"store\", but other nodes do not reach the store {backend}; use etcd or disk");
             invalid("registry.kind", why)
         }
         _ => Ok(()),
@@ -514,7 +520,10 @@ mod tests {
             format!("{table}.secret_file_previous: is set without secret_file; set both")
         );
         let both = files.mistake("node = \"a\"\nweight = 2");
-        assert_eq!(both, format!("{table}.weight: is set with map_file, whose map says it; set one of the two"));
+        assert_eq!(
+            both,
+            format!("{table}.weight: is set with map_file, whose map says it; set one of the two")
+        );
         files.write("users", "app:secret\n");
         let password = format!("node = \"a\"\n[memcached]\n{}", files.key("auth_file", "users"));
         let needs = "so the nodes must share a secret, for example the output of: openssl rand -hex 32";
@@ -560,7 +569,8 @@ mod tests {
         assert_eq!((own.name.as_str(), own.ring.as_str(), own.weight), ("a", "127.0.0.1:21311", 3));
         assert_eq!(own.address, "127.0.0.1:21212", "the first one that names a host");
         assert_eq!((ring.listen[0].host.as_deref(), ring.listen[0].port), (Some("127.0.0.1"), 21311));
-        let clients = "address = \"127.0.0.1:21311\"\nclients = \"cache.example:1\"\nlisten = [\"127.0.0.1:7\"]";
+        let clients =
+            "address = \"127.0.0.1:21311\"\nclients = \"cache.example:1\"\nlisten = [\"127.0.0.1:7\"]";
         let ring = in_registry(clients, DISK).expect("settings");
         assert_eq!((ring.map.nodes()[0].address.as_str(), ring.listen[0].port), ("cache.example:1", 7));
     }

@@ -99,9 +99,12 @@ impl RingControl {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Nothing {}
-        self.add(routes, "/ring/weight", "{\"node\": \"NAME\", \"weight\": NUMBER}", |Weight { node, weight }| {
-            Change::Weight { node, weight }
-        });
+        self.add(
+            routes,
+            "/ring/weight",
+            "{\"node\": \"NAME\", \"weight\": NUMBER}",
+            |Weight { node, weight }| Change::Weight { node, weight },
+        );
         let named = "{\"node\": \"NAME\"}";
         self.add(routes, "/ring/remove", named, |Named { node }| Change::Remove { node });
         self.add(routes, "/ring/fail", named, |Named { node }| Change::Fail { node });
@@ -145,7 +148,9 @@ impl RingControl {
             Ok(Ok(Ok(map))) => Response::json(&json!({ "map_version": map.version() })),
             Ok(Ok(Err((status, line)))) => Response::failure(status, line),
             Ok(Err(_)) => Response::failure(503, "this process ends"),
-            Err(_) => Response::failure(503, "the registry does not answer in time; the change may still be made"),
+            Err(_) => {
+                Response::failure(503, "the registry does not answer in time; the change may still be made")
+            }
         }
     }
 }

@@ -125,11 +125,7 @@ impl Documents {
     ///
     /// # Errors
     /// Returns [`Error::Conflict`] if they are not, and the errors of [`Registry::change_if`].
-    pub(super) async fn write(
-        &self,
-        before: Option<&Versioned>,
-        after: &Map,
-    ) -> Result<(), DocumentsError> {
+    pub(super) async fn write(&self, before: Option<&Versioned>, after: &Map) -> Result<(), DocumentsError> {
         let none = BTreeMap::new();
         let before = before.map_or(&none, |before| &before.documents);
         let mut wanted = BTreeMap::new();

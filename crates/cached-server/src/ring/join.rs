@@ -45,7 +45,8 @@ impl Joined {
         show: impl Fn(&str),
     ) -> Result<Option<Option<Joined>>, Failure> {
         let ring = config.file.ring.as_ref().filter(|table| table.is_in_registry());
-        let (Some(_), Some(settings), Some(table)) = (ring, &config.settings.ring, &config.file.registry) else {
+        let (Some(_), Some(settings), Some(table)) = (ring, &config.settings.ring, &config.file.registry)
+        else {
             return Ok(Some(None));
         };
         let trouble = |error| Failure::new(Exit::Trouble, error);
@@ -264,8 +265,8 @@ mod tests {
     use super::*;
     use crate::ring::documents::Documents;
     use blocker::Memory;
-    use tokio::net::TcpListener;
     use cached_registry::{Key, RegistryTable};
+    use tokio::net::TcpListener;
 
     fn registry() -> Registry {
         let table: RegistryTable = toml::from_str("kind = \"store\"").expect("a table");
@@ -352,7 +353,8 @@ mod tests {
             assert_eq!(started(&documents, &node("a", 23)).await, Ok(1));
             let map = documents.read().await.expect("documents").map;
             assert_eq!((map.nodes()[0].ring.as_str(), map.version()), ("127.0.0.1:23", 2));
-            let same = started(&documents, &Node { name: "b".into(), ..node("a", 23) }).await.expect_err("same");
+            let same =
+                started(&documents, &Node { name: "b".into(), ..node("a", 23) }).await.expect_err("same");
             assert!(same.starts_with("nodes a and b have the same address 127.0.0.1:2"), "{same}");
         });
     }
@@ -361,7 +363,8 @@ mod tests {
     fn a_change_is_made_from_the_latest_map_and_a_stale_one_is_refused() {
         run(async {
             let registry = registry();
-            let (ours, theirs) = (Documents::new("main", registry.clone()), Documents::new("main", registry.clone()));
+            let (ours, theirs) =
+                (Documents::new("main", registry.clone()), Documents::new("main", registry.clone()));
             started(&ours, &node("a", 21)).await.expect("joined");
             let before = ours.read().await.expect("documents");
             theirs.change(|map| map.join(node("b", 23))).await.expect("a change");
@@ -380,7 +383,8 @@ mod tests {
             let map = ours.read().await.expect("documents").map;
             assert_eq!((map.is_paused(), map.nodes()[1].weight, map.version()), (true, 3, 4));
             assert_eq!(ours.latest().borrow().as_ref().map(|map| map.version()), Some(4));
-            let mistake = ours.change(|map| map.remove("a")).await.expect_err("it owns everything").to_string();
+            let mistake =
+                ours.change(|map| map.remove("a")).await.expect_err("it owns everything").to_string();
             assert!(mistake.starts_with("node a owns 16384 slots"), "{mistake}");
             // A mistake in the documents leaves the latest map.
             let key = Key::new("ring/main/meta").expect("a key");

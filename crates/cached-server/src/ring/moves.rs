@@ -134,7 +134,9 @@ impl Shared {
             why = self.is_over(id) => Err(why.to_owned()),
         };
         let brought = match copied {
-            Ok(copied) => self.settle(id, &begun, copied).await.ok_or_else(|| "the source has aborted it".into()),
+            Ok(copied) => {
+                self.settle(id, &begun, copied).await.ok_or_else(|| "the source has aborted it".into())
+            }
             Err(cause) => Err(cause),
         };
         match brought {
@@ -142,7 +144,15 @@ impl Shared {
                 self.live.count_move(MoveStep::Committed(sealed));
                 let (ms, sealed_ms) = (began.elapsed().as_millis() as u64, sealed.as_micros() as f64 / 1e3);
                 tracing::info!(
-                    id, from, slots = count, version, items, bytes, ms, sealed_ms, "slots are this node's own"
+                    id,
+                    from,
+                    slots = count,
+                    version,
+                    items,
+                    bytes,
+                    ms,
+                    sealed_ms,
+                    "slots are this node's own"
                 );
                 true
             }
@@ -187,7 +197,8 @@ impl Shared {
         // The server must not see the slots as its own before it knows that their items are.
         self.documents.hold(true);
         let committed = self.commit(id, begun).await;
-        let (items, bytes, sealed, settling) = (copied.items(), copied.bytes(), copied.sealed(), Instant::now());
+        let (items, bytes, sealed, settling) =
+            (copied.items(), copied.bytes(), copied.sealed(), Instant::now());
         let version = committed.as_ref().map(Map::version);
         match committed {
             Some(map) => self.live.settle(copied, map).await,

@@ -262,7 +262,7 @@ impl Shared {
                 }
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Ends moves to and from this node, and begins no other ones. From then on no slot becomes
