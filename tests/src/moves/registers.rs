@@ -142,7 +142,11 @@ impl Registers {
     /// stored before is no longer expected to be there.
     pub fn be_strict(&self, is_strict: bool) {
         self.is_strict.store(is_strict, Ordering::SeqCst);
-        self.all.iter().for_each(|register| register.state.store(0, Ordering::SeqCst));
+        for register in &self.all {
+            register.state.store(0, Ordering::SeqCst);
+            // A node that has lost its items begins with low CAS values again.
+            register.cas.store(0, Ordering::SeqCst);
+        }
     }
 
     pub(super) fn is_strict(&self) -> bool {

@@ -2,7 +2,7 @@
 //! are flushed in between, or during which the registry is away.
 
 use super::{READS, failures, is_cached, slots_of};
-use cached_tests::moves::clients::{Load, read_all, store_all};
+use cached_tests::moves::clients::{read_all, store_all};
 use cached_tests::moves::registers::Registers;
 use cached_tests::moves::{By, Cluster, Options};
 use cached_tests::relay::{Point, Then};
@@ -201,7 +201,7 @@ fn kill_at_each_step(has_memory: bool) {
         point.release();
         two.cluster.tell(&two.registers);
         let registers = Arc::clone(&two.registers);
-        Load { clients: 2, ..READS }.run(&registers, || {
+        READS.run(&registers, || {
             registers.more(20, &context);
             two.cluster.restart(victim);
             two.cluster.tell(&registers);
@@ -226,6 +226,7 @@ fn source_and_target_are_killed_at_each_step() {
 }
 
 #[test]
+#[ignore = "long: moves, because nodes start many times"]
 fn source_and_target_with_memory_files_are_killed_at_each_step() {
     if is_cached() {
         kill_at_each_step(true);
@@ -365,8 +366,8 @@ fn a_source_is_lost_during_a_move() {
     let options = Options { ring: "peer_timeout_ms = 1000", ..Options::default() };
     let mut two = Two::start(By::Disk, options);
     let registers = Arc::clone(&two.registers);
-    for step in STEPS {
-        let context = format!("{step:?}");
+    for step in [Step::Copying, Step::Sealed] {
+        let context = format!("{step:?}, lost");
         if !two.is_at_b {
             two.begin();
             two.cluster.settle(&context);

@@ -18,8 +18,8 @@ fn is_cached() -> bool {
 }
 
 /// A load of nine reads for a change, and one of as many changes as reads.
-const READS: Load = Load { clients: 3, changes: 10, seed: 1 };
-const CHANGES: Load = Load { clients: 3, changes: 50, seed: 2 };
+const READS: Load = Load { clients: 2, changes: 10, seed: 1 };
+const CHANGES: Load = Load { clients: 2, changes: 50, seed: 2 };
 
 /// Runs a load before, while and after `meanwhile` lets slots move; every request must succeed. Then
 /// every key must have its last value at every node.
