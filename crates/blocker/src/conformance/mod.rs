@@ -94,6 +94,8 @@ pub struct Options {
     /// Whether the suite is the only user of the backend, so that it may claim scopes of all
     /// namespaces. Such claims are permanent.
     pub exclusive: bool,
+    /// Whether the run ends with the first case that fails.
+    pub fail_fast: bool,
 }
 
 impl Default for Options {
@@ -106,6 +108,7 @@ impl Default for Options {
             timeout: Duration::from_secs(240),
             effort: 1,
             exclusive: false,
+            fail_fast: false,
         }
     }
 }
@@ -294,7 +297,11 @@ pub fn run_with(harness: &dyn Harness, options: &Options, mut progress: impl FnM
         let verdict = run_case(harness, options, case, index);
         let report = CaseReport { name: case.name, verdict, took: start.elapsed() };
         progress(&report);
+        let is_last = options.fail_fast && matches!(report.verdict, Verdict::Fail(_));
         cases.push(report);
+        if is_last {
+            break;
+        }
     }
     Report { cases, seed: options.seed }
 }

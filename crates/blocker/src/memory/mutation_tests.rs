@@ -517,7 +517,7 @@ impl Blocker for Mutant {
 fn the_suite_notices_every_broken_rule() {
     let mut unnoticed = Vec::new();
     for mutation in ALL {
-        let mut options = Options::default();
+        let mut options = Options { fail_fast: true, ..Options::default() };
         if matches!(mutation, ClaimSilent | InvalidateSilent) {
             // This case detects missing events.
             options.filter = "events::subscribers_receive".into();
