@@ -1,4 +1,4 @@
-//! Plays the cases of a wire script, each against a fresh server, in several ways of sending.
+//! Plays the cases of a wire script in several ways of sending.
 
 use crate::conn::Conn;
 use crate::differences;
@@ -50,7 +50,7 @@ pub enum Wire {
     Udp,
     /// Like [`Wire::Plain`], with a password before the first request of each connection.
     Password,
-    /// TCP, to a node of a ring that owns nothing: another node executes each request. The cases of a script share the nodes, which are flushed before each case.
+    /// TCP, to a node of a ring that owns nothing: another node executes each request.
     Ring,
 }
 
@@ -85,7 +85,7 @@ pub fn play_all(cases: &[Case], wire: Wire) {
     let _ = Program::under_test();
     let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
     let mut failed = Vec::new();
-    let mut rings = Rings::default();
+    let mut shared = Shared::default();
     let (mut played, mut waiting) = (0, 0);
     for case in cases.iter().filter(|case| case.name.contains(&only)) {
         if case.later.as_ref().is_some_and(|part| waits_for(part)) {
@@ -100,7 +100,7 @@ pub fn play_all(cases: &[Case], wire: Wire) {
         }
         for &shape in case.shapes.iter().filter(|shape| wire != Wire::Udp || **shape == Shape::Whole) {
             played += 1;
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape, wire, &mut rings))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape, wire, &mut shared))) {
                 let message = panic
                     .downcast_ref::<String>()
                     .cloned()
@@ -130,39 +130,67 @@ pub fn waits_for(part: &str) -> bool {
     Program::under_test().flavour == Flavour::Cached && !is_tried
 }
 
-/// The rings that cases of a script share, by the arguments of their nodes.
-type Rings = HashMap<(Shape, String), Entry>;
+/// What a case is played at.
+enum Subject {
+    Server(Server),
+    Ring(Entry),
+}
 
-fn play(case: &Case, shape: Shape, wire: Wire, rings: &mut Rings) {
+impl Subject {
+    fn server(&self) -> &Server {
+        match self {
+            Self::Server(server) => server,
+            Self::Ring(entry) => &entry.server,
+        }
+    }
+}
+
+/// What the cases of a script share, by the arguments of the servers.
+type Shared = HashMap<(Shape, String), Subject>;
+
+fn play(case: &Case, shape: Shape, wire: Wire, shared: &mut Shared) {
+    let flavour = Program::under_test().flavour;
     let mut start = Start::new().args(&case.args);
     if shape == Shape::Fragmented {
         start = start.args("-vv");
     }
     // In the other two shapes `cached` sends its small replies through io_uring, where the system allows it. Over the
     // other wires every shape is played with the default.
-    if wire == Wire::Plain && shape != Shape::Whole && Program::under_test().flavour == Flavour::Cached {
+    if wire == Wire::Plain && shape != Shape::Whole && flavour == Flavour::Cached {
         start = start.args("-o io_uring_sockets_min=1");
     }
     let start = match wire {
         Wire::Tls => start.tls(),
         Wire::Udp => start.args("-U -1"),
-        Wire::Password => password::require(start, Program::under_test().flavour, case.is_binary()),
+        Wire::Password => password::require(start, flavour, case.is_binary()),
         Wire::Plain | Wire::Ring => start,
     };
     let owner = start.clone();
     let is_tcp = matches!(wire, Wire::Tls | Wire::Ring);
     let start = if shape == Shape::Pipelined && !is_tcp { start.unix() } else { start };
-    if wire != Wire::Ring {
+    // Over the plain wire each case has a fresh server. The others are about the way to it, which each case begins
+    // anew; only a case about the state of a node needs a fresh one there.
+    let is_alone = wire == Wire::Plain || flavour == Flavour::Memcached || case.not.contains(&Wire::Ring);
+    if is_alone {
         return Player::new(&start.start(), shape, wire).play(case);
     }
     let key = (shape, case.args.clone());
     // After a failure, the next case must not meet what the failed one has left.
-    let ring = rings.remove(&key).unwrap_or_else(|| Entry::start(start, owner));
+    let subject = shared.remove(&key).unwrap_or_else(|| match wire {
+        Wire::Ring => Subject::Ring(Entry::start(start, owner)),
+        _ => Subject::Server(start.start()),
+    });
+    let server = subject.server();
     if !case.args.split(' ').any(|arg| arg == "-F") {
-        ring.server.connect().ask(b"flush_all\r\n", b"OK\r\n");
+        let mut conn = server.connect();
+        if wire == Wire::Password {
+            let (request, reply) = password::login(false);
+            conn.ask(&request, &reply);
+        }
+        conn.ask(b"flush_all\r\n", b"OK\r\n");
     }
-    Player::new(&ring.server, shape, wire).play(case);
-    rings.insert(key, ring);
+    Player::new(server, shape, wire).play(case);
+    shared.insert(key, subject);
 }
 
 /// The state of one play: the connection, and the bytes that are not yet sent or checked.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! # A comment.
-//! case set and gets            a new case, on a fresh server and connection
+//! case set and gets            a new case, on a server without items and a fresh connection
 //! args -I 2m                   more server arguments for this case
 //! shapes whole fragmented      only these ways of sending (default: whole fragmented pipelined)
 //! not tls udp password ring    not through these (`Wire`), on which the case differs or means nothing
