@@ -9,6 +9,7 @@ use crate::pattern::{Captures, Match, Pattern};
 use crate::server::Address;
 use crate::tls::TlsClient;
 use crate::udp::UdpClient;
+use memchr::{memchr, memmem};
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
@@ -161,7 +162,7 @@ impl Conn {
         let deadline = Instant::now() + DEADLINE;
         let mut searched = 0;
         loop {
-            if let Some(end) = self.received[searched..].iter().position(|&byte| byte == b'\n') {
+            if let Some(end) = memchr(b'\n', &self.received[searched..]) {
                 let mut line: Vec<u8> = self.received.drain(..=searched + end).collect();
                 line.pop();
                 if line.last() == Some(&b'\r') {
@@ -215,7 +216,7 @@ impl Conn {
         let deadline = Instant::now() + 4 * DEADLINE;
         let (mut seen, mut skipped) = (0, 0);
         loop {
-            while let Some(at) = find(&self.received, needle) {
+            while let Some(at) = memmem::find(&self.received, needle) {
                 self.received.drain(..at + needle.len());
                 skipped += at + needle.len();
                 seen += 1;
@@ -376,8 +377,4 @@ impl Conn {
             }
         }
     }
-}
-
-fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
-    haystack.windows(needle.len()).position(|window| window == needle)
 }

@@ -63,11 +63,16 @@ impl Pattern {
             let rest = &buffer[at..];
             match piece {
                 Piece::Literal(bytes) => {
-                    let common = rest.iter().zip(bytes).take_while(|(got, want)| got == want).count();
-                    if common < bytes.len() {
-                        return if common == rest.len() { Match::More } else { Match::Differs(at + common) };
+                    // Whole slices: a long reply is compared again and again while it arrives.
+                    let both = rest.len().min(bytes.len());
+                    if rest[..both] != bytes[..both] {
+                        let common = rest.iter().zip(bytes).take_while(|(got, want)| got == want).count();
+                        return Match::Differs(at + common);
                     }
-                    at += bytes.len();
+                    if both < bytes.len() {
+                        return Match::More;
+                    }
+                    at += both;
                 }
                 Piece::Digit => match rest.first() {
                     Some(byte) if byte.is_ascii_digit() => at += 1,
