@@ -58,15 +58,15 @@ fn holds(conn: &mut Conn, key: &str, len: usize) -> bool {
 /// set succeeds, the newest values are present, and the memory moves to the new sizes.
 #[test]
 fn sizes_shift() {
-    const ITEMS_MIB: u64 = 64;
+    const ITEMS_MIB: u64 = 32;
     let mut server = Server::start(&format!("-m {ITEMS_MIB}"));
     let mut conn = server.connect();
     for (name, count, len) in [
-        ("tiny", 1_000_000, 10),
-        ("small", 400_000, 200),
-        ("page", 40_000, 4_000),
-        ("large", 400, 500_000),
-        ("again", 800_000, 100),
+        ("tiny", 500_000, 10),
+        ("small", 200_000, 200),
+        ("page", 20_000, 4_000),
+        ("large", 200, 500_000),
+        ("again", 400_000, 100),
     ] {
         fill(&mut conn, name, count, len);
         // By now they occupy at least half of the memory.
