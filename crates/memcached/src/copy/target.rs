@@ -338,16 +338,21 @@ impl<'a> Session<'a> {
         news: &UnboundedSender<News>,
     ) -> Result<Counts, CopyError> {
         loop {
-            match orders.try_recv() {
-                Ok(Order::Seal) => drop(self.on(TargetEvent::InProgress(true))?),
-                Ok(Order::Settle(..)) | Err(TryRecvError::Disconnected) => return Err(CopyError::Gone),
-                Err(TryRecvError::Empty) => {}
-            }
+            let order = orders.try_recv();
             if self.filling.is_over() {
                 return Err(CopyError::Gone);
             }
             if is_ending(self.shared) || !self.ring.may_fill(self.filling) {
                 return Err(CopyError::Ends);
+            }
+            match order {
+                // The source would seal the slots in vain.
+                Ok(Order::Seal) if self.shared.kv.flushes() != Some(self.flushes) => {
+                    return Err(CopyError::Flushed);
+                }
+                Ok(Order::Seal) => drop(self.on(TargetEvent::InProgress(true))?),
+                Ok(Order::Settle(..)) | Err(TryRecvError::Disconnected) => return Err(CopyError::Gone),
+                Err(TryRecvError::Empty) => {}
             }
             self.read()?;
             let is_complete = self.apply(news)?;
