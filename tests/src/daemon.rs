@@ -34,6 +34,14 @@ pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Returns the state of a process as proc(5) has it, for example `Z` once it has exited but is not
+/// reaped; `None` if there is no such process.
+#[must_use]
+pub fn process_state(pid: i32) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+}
+
 /// Writes a file with a secret, which only this user can read.
 ///
 /// # Panics
@@ -245,9 +253,7 @@ impl Daemon {
     /// Returns whether the process runs, which means that it has neither exited nor been stopped.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
-        let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-        !matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
+        !matches!(process_state(self.pid()), None | Some('T' | 't' | 'Z' | 'X'))
     }
 
     /// Sends a signal.
