@@ -69,7 +69,8 @@ pub(crate) fn adopt_items(shared: &Shared) {
         tracing::info!(
             "the memory file is of a server without a ring: items of other nodes' slots are removed"
         );
-        kv.set_mark(MIXED);
+        // Another process may follow before the others are removed.
+        kv.set_mark(own | MIXED);
         ring.begin_purge();
         return;
     }
