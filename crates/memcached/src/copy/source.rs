@@ -385,39 +385,26 @@ struct Outgoing {
 
 struct Pinned {
     key: Vec<u8>,
-    attributes: Attributes,
+    /// All but the key and the value.
+    attributes: ItemFrame<'static>,
     value: PinnedValue,
 }
 
-/// The attributes of an item, as they are sent.
-#[derive(Clone, Copy)]
-struct Attributes {
-    flags: u32,
-    cas: u64,
-    ttl_ms: Option<u64>,
-    idle_ms: u64,
-    bits: u8,
-}
-
-impl Attributes {
-    fn of(item: &ItemView<'_>) -> Attributes {
-        let bit = |is_set: bool, bit| if is_set { bit } else { 0 };
-        let ms = |secs: u32| u64::from(secs) * 1000;
-        Attributes {
-            flags: item.client_flags(),
-            cas: item.cas(),
-            ttl_ms: item.expiry().remaining_secs(item.now()).map(ms),
-            idle_ms: ms(item.now().saturating_sub(item.last_access())),
-            bits: bit(item.fetched(), bits::FETCHED)
-                | bit(item.stale(), bits::STALE)
-                | bit(item.token_sent(), bits::TOKEN_SENT)
-                | bit(item.key_binary(), bits::BASE64),
-        }
-    }
-
-    fn frame<'a>(self, key: &'a [u8], value: &'a [u8]) -> ItemFrame<'a> {
-        let Attributes { flags, cas, ttl_ms, idle_ms, bits } = self;
-        ItemFrame { key, value, flags, cas, ttl_ms, idle_ms, bits }
+/// Returns the attributes of an item, as they are sent, without its key and its value.
+fn attributes_of(item: &ItemView<'_>) -> ItemFrame<'static> {
+    let bit = |is_set: bool, bit| if is_set { bit } else { 0 };
+    let ms = |secs: u32| u64::from(secs) * 1000;
+    ItemFrame {
+        key: &[],
+        value: &[],
+        flags: item.client_flags(),
+        cas: item.cas(),
+        ttl_ms: item.expiry().remaining_secs(item.now()).map(ms),
+        idle_ms: ms(item.now().saturating_sub(item.last_access())),
+        bits: bit(item.fetched(), bits::FETCHED)
+            | bit(item.stale(), bits::STALE)
+            | bit(item.token_sent(), bits::TOKEN_SENT)
+            | bit(item.key_binary(), bits::BASE64),
     }
 }
 
@@ -444,10 +431,10 @@ impl Outgoing {
 
     /// Adds an item whose hash bucket is locked.
     fn add(&mut self, item: &ItemView<'_>) {
-        let attributes = Attributes::of(item);
+        let (key, attributes) = (item.key(), attributes_of(item));
         match item.inline_value().filter(|value| value.len() < PINNED_BYTES_MIN) {
-            Some(value) => Frame::Item(attributes.frame(item.key(), value)).encode(&mut self.bytes),
-            None => self.pinned.push(Pinned { key: item.key().to_vec(), attributes, value: item.pin() }),
+            Some(value) => Frame::Item(ItemFrame { key, value, ..attributes }).encode(&mut self.bytes),
+            None => self.pinned.push(Pinned { key: key.to_vec(), attributes, value: item.pin() }),
         }
         self.items += 1;
     }
@@ -455,7 +442,7 @@ impl Outgoing {
     /// Adds the items whose values are pinned.
     fn add_pinned(&mut self) {
         for Pinned { key, attributes, value } in self.pinned.drain(..) {
-            attributes.frame(&key, &[]).encode_head(value.bytes(), &mut self.bytes);
+            ItemFrame { key: &key, ..attributes }.encode_head(value.bytes(), &mut self.bytes);
             value.chunks().for_each(|chunk| self.bytes.extend_from_slice(chunk));
         }
     }
