@@ -6,7 +6,7 @@ use tokio::sync::{Notify, watch};
 
 /// What happens at a node that its steward has to act on, the task that reads and writes the ring's
 /// documents.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RingEvents {
     /// Notified when another node has a later map than this one.
     pub outdated: Notify,
@@ -16,16 +16,6 @@ pub struct RingEvents {
     pub unfinished: watch::Sender<BTreeSet<u64>>,
     /// The version of the latest map that was put in force, or is to be.
     latest: AtomicU64,
-}
-
-impl Default for RingEvents {
-    fn default() -> RingEvents {
-        RingEvents {
-            outdated: Notify::new(),
-            unfinished: watch::Sender::default(),
-            latest: AtomicU64::new(0),
-        }
-    }
 }
 
 impl RingEvents {
