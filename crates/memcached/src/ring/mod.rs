@@ -323,14 +323,10 @@ impl Ring {
             self.begin_purge();
         }
         maps.next.take_if(|next| next.version() <= map.version());
-        maps.waiting.retain(|(version, waiting)| {
+        for (_, waiting) in maps.waiting.extract_if(.., |(version, _)| *version <= map.version()) {
             // The receiver may have given up.
-            let waits = *version > map.version();
-            waits || {
-                _ = waiting.send(());
-                false
-            }
-        });
+            _ = waiting.send(());
+        }
         self.events.unfinished.send_if_modified(|ids| {
             let count = ids.len();
             ids.retain(|id| map.find_move(*id).is_some());
