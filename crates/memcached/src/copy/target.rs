@@ -6,7 +6,7 @@
 
 use super::served::is_pause;
 use super::{LOOK, PING_EVERY, is_ending, spawn};
-use crate::ring::{Direction, Filling, NoFilling, Ring};
+use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
 use cached_core::kv::{DeleteOptions, ImportOptions, ScanCursor, StoreError};
@@ -228,7 +228,6 @@ fn run(
 fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyError> {
     // If nothing is being removed, the store has no items of slots that are not this node's.
     let mut cursor = ring.is_purging().then(ScanCursor::default);
-    let (kv, mut keys) = (&shared.kv, Vec::new());
     while let Some(at) = cursor {
         if is_ending(shared) || !ring.may_fill(filling) {
             return Err(CopyError::Ends);
@@ -238,25 +237,10 @@ fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyErro
         if *is_handed_over || filling.is_over() {
             return Err(CopyError::Ends);
         }
-        let mut next = Some(at);
-        for _ in 0..CLEAR_BUCKETS {
-            let Some(at) = next else { break };
-            next = kv.scan(at, |item| {
-                if filling.slots.contains(slot_of(item.key())) {
-                    keys.push(item.key().to_vec());
-                }
-            });
-        }
-        for key in keys.drain(..) {
-            kv.delete(&key, kv.hash(&key), &DeleteOptions::default());
-        }
-        cursor = next;
+        (cursor, _) = remove_items(&shared.kv, at, |slot| filling.slots.contains(slot));
     }
     Ok(())
 }
-
-/// The number of hash buckets that are looked through at once.
-const CLEAR_BUCKETS: usize = 1024;
 
 /// A session whose connection is open.
 struct Session<'a> {

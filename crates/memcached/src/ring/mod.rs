@@ -15,6 +15,7 @@
 //! | `order` | the order of requests that were refused |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
 //! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
+//! | `removal` | removes the items of slots |
 //! | `transfers` | [`Filling`]: slots that are sealed, or are being filled |
 //!
 //! A map is put in force in steps, by one thread (`worker/maps.rs`), so that no request is executed
@@ -25,6 +26,7 @@ mod lanes;
 mod moves;
 mod order;
 mod peers;
+mod removal;
 mod transfers;
 mod words;
 
@@ -33,6 +35,7 @@ pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, RETRY, Refused, Route, TIC
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
+pub(crate) use removal::remove_items;
 pub(crate) use transfers::{Filling, NoFilling, SERVED_MAX};
 pub(crate) use words::Changed;
 

@@ -18,19 +18,15 @@
 //! commit is in force: their previous owner executes no request for them any more.
 
 use crate::connections::Command;
-use crate::ring::{ALONE, Changed, MIXED, RETRY, Ring, TICK};
+use crate::ring::{ALONE, Changed, MIXED, RETRY, Ring, TICK, remove_items};
 use crate::shared::Shared;
-use cached_core::kv::{DeleteOptions, ScanCursor};
-use cached_ring::{Map, slot_of};
+use cached_core::kv::ScanCursor;
+use cached_ring::Map;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The mark of a memory file that is of no ring.
 const NO_RING: u64 = 0;
-
-/// The number of hash buckets that are looked through at once: some ten thousand items, a few
-/// milliseconds.
-const SLICE_BUCKETS: usize = 1024;
 
 /// The interval at which other nodes are asked for their maps.
 const ASK: Duration = Duration::from_millis(50);
@@ -234,11 +230,15 @@ impl<'a> MapThread<'a> {
                 self.purge = Some(purge);
                 return Step::Done;
             }
-            let mut next = None;
-            if ends() || self.change(|| next = self.purge_slice(at, &mut purge.removed)) == Step::Ended {
+            let (mut next, mut removed) = (None, 0);
+            let mut slice = || {
+                (next, removed) = remove_items(&self.shared.kv, at, |slot| !self.ring.keeps(slot));
+            };
+            if ends() || self.change(&mut slice) == Step::Ended {
                 return Step::Ended;
             }
             purge.cursor = next;
+            purge.removed += removed;
             self.tick();
             std::thread::yield_now();
         }
@@ -263,25 +263,5 @@ impl<'a> MapThread<'a> {
         // Wakes connections whose requests wait for these slots.
         self.tell(|| Command::Ping);
         step
-    }
-
-    /// Removes items of some hash buckets. Returns the position of the next one.
-    fn purge_slice(&self, from: ScanCursor, removed: &mut u64) -> Option<ScanCursor> {
-        let kv = &self.shared.kv;
-        let mut keys: Vec<Vec<u8>> = Vec::new();
-        let mut cursor = Some(from);
-        for _ in 0..SLICE_BUCKETS {
-            let at = cursor?;
-            cursor = kv.scan(at, |item| {
-                if !self.ring.keeps(slot_of(item.key())) {
-                    keys.push(item.key().to_vec());
-                }
-            });
-            for key in keys.drain(..) {
-                kv.delete(&key, kv.hash(&key), &DeleteOptions::default());
-                *removed += 1;
-            }
-        }
-        cursor
     }
 }
