@@ -428,6 +428,8 @@ impl Kv {
         let now = inner.now();
         let shard = inner.index.shards().get(cursor.shard as usize)?;
         if let Some(guard) = shard.lock_bucket(u64::from(cursor.bucket)) {
+            // None of them is in the processor's caches, so they are fetched together.
+            guard.for_each(|location| inner.prefetch_item(location));
             guard.for_each(|location| {
                 let item = inner.item_at(location);
                 if !inner.log.is_flushed(location)
