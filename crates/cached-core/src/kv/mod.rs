@@ -93,7 +93,7 @@ pub use config::{
 pub use flight::NewValue;
 pub use hooks::AddedHook;
 pub use item::KEY_BYTES_MAX;
-pub use ops::{ImportOptions, READ_BATCH, Reservation, ScanCursor};
+pub use ops::{ImportOptions, Imported, READ_BATCH, Reservation, ScanCursor};
 pub use prefixes::PrefixFlushStats;
 pub use request::*;
 pub use restart::{HandedOver, Restart};

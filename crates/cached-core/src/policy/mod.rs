@@ -122,6 +122,12 @@ pub trait Policy: Send + Sync + 'static {
     /// true.
     fn hit(&self, bits: u8) -> u8;
 
+    /// Returns the bits of a new entry that comes from another store, in which it was hit. It is kept as
+    /// one that was hit here.
+    fn hit_elsewhere(&self) -> u8 {
+        self.hit(0)
+    }
+
     /// Returns the queue to reclaim from, given the bytes in each queue. At least one queue is not
     /// empty. If the returned queue is empty, the caller uses another one.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;

@@ -194,6 +194,10 @@ impl Policy for S3Fifo {
         if bits < PHASES && self.age(bits) < YOUNG_PHASES { bits } else { HIT }
     }
 
+    fn hit_elsewhere(&self) -> u8 {
+        HIT
+    }
+
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
         let [entry, main] = lengths;
         let share = self.entry_share.load(Relaxed);

@@ -271,10 +271,11 @@ impl Reclaimer {
     fn evict<L: LiveEntry>(&mut self, log: &Log, job: &Job, entry: L, bytes: u32, now: u32) {
         let expiry = entry.item().expiry();
         log.arena.expiring.forget(job.region, bytes, expiry);
+        let idle_secs = entry.item().idle_secs(now);
         let was_fetched = entry.evict(now, bytes, |location, bytes| log.entry_died(location, bytes, expiry));
         self.tally.dead_bytes += bytes;
-        self.tally.evictions += 1;
-        self.tally.evicted_unfetched += u64::from(!was_fetched);
+        self.tally.evicted[usize::from(was_fetched)] += 1;
+        self.tally.idle_secs[usize::from(was_fetched)] += u64::from(idle_secs);
     }
 }
 

@@ -30,7 +30,7 @@ use crate::kv::item::extent::PIECE_HEADER_BYTES;
 use crate::kv::item::{CHECKSUM_BYTES, ItemPtr};
 use crate::kv::lock_ranks;
 use crate::policy::Policy;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock, try_lock};
 use lanes::{LARGE_STREAM, Lanes, Place, Stream, queue_of_stream};
 use queues::{HitTable, LARGE, Queues};
 use reclaim::{BATCH, Effort, Reclaimer};
@@ -75,6 +75,25 @@ pub(super) struct Log {
 pub(super) struct Evictions {
     pub(super) items: AtomicU64,
     pub(super) unfetched: AtomicU64,
+    /// The time for which items evicted lately had not been used, in seconds, as a mean of those that had
+    /// been read and one of those that had not; 0 before the first.
+    idle_secs: [AtomicU32; 2],
+}
+
+impl Evictions {
+    /// Counts items that were evicted in one step; `idle_secs` is the sum of the times since their last uses.
+    fn count(&self, was_fetched: bool, items: u64, idle_secs: u64) {
+        let Some(mean) = idle_secs.checked_div(items) else { return };
+        self.items.fetch_add(items, Ordering::Relaxed);
+        if !was_fetched {
+            self.unfetched.fetch_add(items, Ordering::Relaxed);
+        }
+        let word = &self.idle_secs[usize::from(was_fetched)];
+        let (before, mean) = (u64::from(word.load(Ordering::Relaxed)), mean.max(1));
+        // A step has some items of one region.
+        let mean = if before == 0 { mean } else { (7 * before + mean) / 8 };
+        word.store(mean as u32, Ordering::Relaxed);
+    }
 }
 
 /// The parts and settings of a log.
@@ -197,6 +216,15 @@ impl Log {
     #[inline]
     fn is_low(&self) -> bool {
         self.arena.kv_available() < self.lanes.low_water()
+    }
+
+    /// Returns whether a new item that has not been used for this time would displace items that were used
+    /// later: memory is full, and such items were evicted lately.
+    pub(super) fn is_colder(&self, was_fetched: bool, idle_secs: u32) -> bool {
+        let evicted = self.evictions.idle_secs[usize::from(was_fetched)].load(Ordering::Relaxed);
+        // Around the low-water mark, whether something is evicted next is a matter of chance.
+        let is_full = self.arena.kv_available() < self.lanes.low_water() + RECLAIM_RESERVE;
+        self.evicts && is_full && evicted != 0 && idle_secs > evicted
     }
 
     /// Reclaims a little if few regions are free, so that no thread has to reclaim a whole region

@@ -79,8 +79,10 @@ pub(super) struct Reclaimer {
 /// A step's changes to shared counters, applied at its end.
 #[derive(Default)]
 pub(super) struct Tally {
-    pub(super) evictions: u64,
-    pub(super) evicted_unfetched: u64,
+    /// Items evicted that had not been read, and that had been, and the sums of their times since the last
+    /// use.
+    pub(super) evicted: [u64; 2],
+    pub(super) idle_secs: [u64; 2],
     /// Bytes that became garbage in the region of the job.
     pub(super) dead_bytes: u32,
 }
@@ -219,10 +221,10 @@ impl Reclaimer {
 
     /// Applies a step's changes to shared counters. The region still belongs to the job.
     fn apply_tally(&mut self, log: &Log, region: RegionId) {
-        let Tally { evictions, evicted_unfetched, dead_bytes } = std::mem::take(&mut self.tally);
-        if evictions > 0 {
-            log.evictions.items.fetch_add(evictions, Ordering::Relaxed);
-            log.evictions.unfetched.fetch_add(evicted_unfetched, Ordering::Relaxed);
+        let Tally { evicted, idle_secs, dead_bytes } = std::mem::take(&mut self.tally);
+        for was_fetched in [false, true] {
+            let class = usize::from(was_fetched);
+            log.evictions.count(was_fetched, evicted[class], idle_secs[class]);
         }
         if dead_bytes > 0 {
             log.arena.region(region).entry_died(dead_bytes);

@@ -30,18 +30,30 @@ pub struct ImportOptions {
     pub key_binary: bool,
 }
 
+/// What became of an item that comes from another store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Imported {
+    /// It is stored.
+    Stored,
+    /// It has expired.
+    Expired,
+    /// It was left out: memory is full, and the item has not been used for longer than those that would be
+    /// evicted for it.
+    Colder,
+}
+
 impl Kv {
-    /// Stores an item of another store, in place of the key's earlier item. An item that has expired
-    /// only removes the earlier one. A full store evicts, as it does for other stores. Returns
-    /// whether the item was stored.
+    /// Stores an item of another store, in place of the key's earlier item. An item that was read there
+    /// counts as hit for the eviction policy. An item that is not stored only removes the earlier one. A
+    /// full store evicts, as it does for other stores, but not what was used later than the item.
     ///
     /// No client may use the key during the call: for a moment the item lacks its marks.
     ///
     /// ```
-    /// use cached_core::kv::{ImportOptions, Kv};
+    /// use cached_core::kv::{ImportOptions, Imported, Kv};
     /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
     /// let options = ImportOptions { cas: 77, stale: true, ..ImportOptions::default() };
-    /// assert_eq!(kv.import(b"k", kv.hash(b"k"), b"v", &options), Ok(true));
+    /// assert_eq!(kv.import(b"k", kv.hash(b"k"), b"v", &options), Ok(Imported::Stored));
     /// assert_eq!(kv.peek(b"k", kv.hash(b"k"), |item| (item.cas(), item.stale())), Ok((77, true)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -54,7 +66,7 @@ impl Kv {
         hash: KeyHash,
         value: &[u8],
         options: &ImportOptions,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Imported, StoreError> {
         let store = StoreOptions {
             client_flags: options.client_flags,
             expiry: options.expiry,
@@ -62,15 +74,18 @@ impl Kv {
             new_cas: Some(options.cas),
             ..StoreOptions::default()
         };
-        let outcome = match options.expiry.is_past(self.now_secs()) {
-            true => Ok(false),
-            false => match self.store(key, hash, value, &store) {
-                StoreOutcome::Stored { .. } => Ok(true),
+        let outcome = if options.expiry.is_past(self.now_secs()) {
+            Ok(Imported::Expired)
+        } else if self.inner.log.is_colder(options.fetched, options.idle_secs) {
+            Ok(Imported::Colder)
+        } else {
+            match self.store(key, hash, value, &store) {
+                StoreOutcome::Stored { .. } => Ok(Imported::Stored),
                 StoreOutcome::TooLarge => Err(StoreError::TooLarge),
                 _ => Err(StoreError::OutOfMemory),
-            },
+            }
         };
-        if outcome == Ok(true) {
+        if outcome == Ok(Imported::Stored) {
             self.inner.set_imported(key, hash, options);
         } else {
             self.delete(key, hash, &DeleteOptions::default());
@@ -103,7 +118,11 @@ impl Inner {
         // The item may have been evicted already.
         if let Some(found) = self.find_any(&locked, hash, key) {
             let used = now.wrapping_sub(options.idle_secs.min(IDLE_SECS_MAX));
-            found.item.set_usage(Usage::new(found.item.state() | marks, used));
+            let mut bits = found.item.state() | marks;
+            if options.fetched {
+                bits = bits & !state::POLICY | self.log.policy.hit_elsewhere() << state::POLICY_SHIFT;
+            }
+            found.item.set_usage(Usage::new(bits, used));
         }
     }
 }

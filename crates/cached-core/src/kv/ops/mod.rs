@@ -8,5 +8,5 @@ mod link;
 mod store;
 
 pub use get::{READ_BATCH, ScanCursor};
-pub use import::ImportOptions;
+pub use import::{ImportOptions, Imported};
 pub use store::Reservation;

@@ -1,8 +1,9 @@
 //! Items that come from another store.
 
 use super::{secs, store_with, value_of};
-use crate::clock::{Clock, Expiry};
+use crate::clock::{Clock, Expiry, TickClock};
 use crate::kv::*;
+use crate::policy;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -49,7 +50,7 @@ fn an_imported_item_has_all_attributes() {
             if rng.random() {
                 kv.set(&key, b"earlier").unwrap();
             }
-            assert_eq!(kv.import(&key, hash, &value, &options), Ok(true));
+            assert_eq!(kv.import(&key, hash, &value, &options), Ok(Imported::Stored));
             let exported = export(&kv, &key).unwrap();
             assert!(exported == (value, options), "{:?} instead of {options:?}", exported.1);
             // The same again in another store.
@@ -68,7 +69,7 @@ fn an_item_that_cannot_be_stored_removes_the_earlier_one() {
     let hash = kv.hash(b"k");
     let never = ImportOptions::default();
     for (value, options, outcome) in [
-        (vec![], ImportOptions { expiry: Expiry::at(kv.now_secs()), ..never }, Ok(false)),
+        (vec![], ImportOptions { expiry: Expiry::at(kv.now_secs()), ..never }, Ok(Imported::Expired)),
         (vec![0; 2 << 20], never, Err(StoreError::TooLarge)),
     ] {
         kv.set(b"k", b"earlier").unwrap();
@@ -94,11 +95,108 @@ fn imports_into_a_full_store_evict() {
     let (kv, clock) = store_with(KvConfig { arena_bytes: 2 << 20, ..KvConfig::default() });
     for n in 0..if cfg!(miri) { 100 } else { 20_000u32 } {
         let (key, options) = (n.to_le_bytes(), ImportOptions { stale: true, ..ImportOptions::default() });
-        assert_eq!(kv.import(&key, kv.hash(&key), &[n as u8; 500], &options), Ok(true));
+        assert_eq!(kv.import(&key, kv.hash(&key), &[n as u8; 500], &options), Ok(Imported::Stored));
         assert_eq!(export(&kv, &key), Some((vec![n as u8; 500], options)), "at {}", clock.now_secs());
     }
     assert!(cfg!(miri) || kv.stats().evictions > 10_000);
     kv.validate();
+}
+
+#[test]
+fn an_item_that_is_colder_than_what_would_be_evicted_is_left_out() {
+    for policy in ["balanced", "lru", "s3fifo"] {
+        let policy = policy::by_name(policy).unwrap();
+        let (kv, clock) = store_with(KvConfig { arena_bytes: 2 << 20, policy, ..KvConfig::default() });
+        clock.advance(10_000);
+        let import = |n: u32, idle_secs| {
+            let options = ImportOptions { idle_secs, ..ImportOptions::default() };
+            kv.import(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), &[3; 500], &options)
+        };
+        kv.set(&7u32.to_le_bytes(), b"earlier").unwrap();
+        assert_eq!(import(7, 9_000), Ok(Imported::Stored), "there is memory");
+        // Each item is evicted some hundred seconds after it was stored.
+        for n in 1_000..if cfg!(miri) { 1_100 } else { 20_000u32 } {
+            kv.set(&n.to_le_bytes(), &[1; 500]).unwrap();
+            if n.is_multiple_of(10) {
+                clock.advance(1);
+            }
+        }
+        if cfg!(miri) {
+            return;
+        }
+        for n in 0..100 {
+            kv.set(&n.to_le_bytes(), b"earlier").unwrap();
+            assert_eq!(import(n, 5_000), Ok(Imported::Colder));
+            assert_eq!(kv.get(&n.to_le_bytes()), None, "an earlier item may be out of date");
+            assert_eq!(import(n, 3), Ok(Imported::Stored));
+        }
+        // Memory is free again.
+        kv.flush_all();
+        while kv.maintain() {}
+        assert_eq!(import(7, 9_000), Ok(Imported::Stored));
+        kv.validate();
+    }
+}
+
+/// Keys by the share of uses that they have, those of a Zipf distribution.
+struct Uses(Vec<f64>);
+
+impl Uses {
+    fn new(keys: usize) -> Uses {
+        let weights = (1..=keys).map(|rank| (rank as f64).powf(-0.8));
+        Uses(weights.scan(0.0, |sum, weight| Some(*sum + weight).inspect(|next| *sum = *next)).collect())
+    }
+
+    /// Uses keys, and stores those that are missing. Returns how many were found.
+    fn play(&self, kv: &Kv, clock: &TickClock, rng: &mut SmallRng, uses: u32) -> u32 {
+        let mut hits = 0;
+        for n in 0..uses {
+            if n.is_multiple_of(1_000) {
+                clock.advance(1);
+            }
+            let at = rng.random_range(0.0..self.0[self.0.len() - 1]);
+            let key = (self.0.partition_point(|sum| *sum < at) as u64).to_le_bytes();
+            match kv.get(&key) {
+                Some(_) => hits += 1,
+                None => kv.set(&key, &[1; 100]).unwrap(),
+            }
+        }
+        hits
+    }
+}
+
+#[test]
+#[cfg(not(miri))]
+fn a_smaller_store_keeps_what_is_used_most() {
+    let hits = |knows_use: bool| {
+        let (uses, mut rng) = (Uses::new(50_000), SmallRng::seed_from_u64(7));
+        let store = |arena_bytes| store_with(KvConfig { arena_bytes, ..KvConfig::default() });
+        let ((source, source_clock), (target, target_clock)) = (store(8 << 20), store(2 << 20));
+        uses.play(&source, &source_clock, &mut rng, 300_000);
+        target_clock.advance(source_clock.now_secs());
+        let (mut items, mut cursor) = (Vec::new(), Some(ScanCursor::default()));
+        while let Some(at) = cursor {
+            cursor = source.scan(at, |item| items.push(item.key().to_vec()));
+        }
+        let mut items: Vec<_> = items.iter().map(|key| (key, export(&source, key).unwrap())).collect();
+        if knows_use {
+            // As a move sends them: those that were used last come first.
+            let mut idle: Vec<u32> = items.iter().map(|(_, (_, options))| options.idle_secs).collect();
+            idle.sort_unstable();
+            items.sort_by_key(|(_, (_, options))| options.idle_secs > idle[idle.len() / 4]);
+        }
+        for (key, (value, mut options)) in items {
+            if !knows_use {
+                (options.idle_secs, options.fetched) = (0, false);
+            }
+            target.import(key, target.hash(key), &value, &options).unwrap();
+        }
+        target.validate();
+        uses.play(&target, &target_clock, &mut rng, 10_000)
+    };
+    let [with, without] = [true, false].map(hits);
+    println!("{with} of 10000 uses are hits, {without} if all items count as new");
+    assert!(with > without + 800, "{with} and {without}");
 }
 
 #[test]
