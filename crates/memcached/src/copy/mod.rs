@@ -18,6 +18,7 @@
 //! |---|---|
 //! | `served` | a session with this node as its source, from its beginning to its end |
 //! | `source` | sends the items |
+//! | `walk` | the order in which items are sent |
 //! | `queue` | the keys that have changed while items are sent |
 //! | `target` | the end that asks, and stores what comes |
 
@@ -27,6 +28,7 @@ mod source;
 #[cfg(test)]
 mod source_tests;
 mod target;
+mod walk;
 
 pub(crate) use served::accept;
 pub(crate) use target::copy;

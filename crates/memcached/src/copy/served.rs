@@ -111,7 +111,12 @@ fn serve(shared: &Shared, ring: &Ring, node: &str, stream: &TcpStream) -> Result
         is_ending(shared) || !ring.may_give(id) || is_flushed()
     };
     tracing::debug!(node, id, "a copy session begins");
-    source::serve(shared, stream, &the_move, &seal, &ends).map_err(|error| End::Failed(error.to_string()))?;
+    let begun = shared.kv.is_full().then(|| shared.kv.now_secs());
+    if begun.is_some() && !shared.connections.pass(&mut || !ends()) {
+        return Err(End::Failed("this node ends it, or the move has ended".into()));
+    }
+    source::serve(shared, stream, &the_move, begun, &seal, &ends)
+        .map_err(|error| End::Failed(error.to_string()))?;
     place.is_committed = true;
     Ok(())
 }

@@ -5,10 +5,11 @@
 //! does not see as it is in the end is queued.
 
 use super::queue::{BYTES_MAX as QUEUE_BYTES_MAX, Keys, Queue, TooMany};
+use super::walk::Walk;
 use super::{LOOK, PING_EVERY};
 use crate::ring::{Direction, Ring};
 use crate::shared::Shared;
-use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue, ScanCursor};
+use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue};
 use cached_ring::Move;
 use cached_ring::copy::{
     Frame, ItemFrame, Malformed, OutOfOrder, Source, SourceAction, SourceEvent, bits, frame,
@@ -73,7 +74,8 @@ impl From<TooMany> for SourceError {
     }
 }
 
-/// Sends the items of a move, whose COPY has come, until COMMITTED has come. `seal` seals the slots, and
+/// Sends the items of a move, whose COPY has come, until COMMITTED has come: in the order of their use if
+/// `begun` is a second of the store's clock since which each worker has completed a request. `seal` seals the slots, and
 /// returns once no request for them is executed any more; if it returns false, or `ends` returns true,
 /// the session ends.
 ///
@@ -83,6 +85,7 @@ pub(super) fn serve(
     shared: &Shared,
     stream: &TcpStream,
     the_move: &Move,
+    begun: Option<u32>,
     seal: &(dyn Fn() -> bool + Sync),
     ends: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), SourceError> {
@@ -91,6 +94,12 @@ pub(super) fn serve(
     let silent_max = silent_max.max(2 * PING_EVERY);
     let resume_within = Duration::from_secs(shared.settings.upgrade_timeout_secs);
     let queue = Arc::new(Queue::new(the_move.slots.clone()));
+    // Before the walk begins, so that it misses no change.
+    let hook = Some(shared.kv.add_change_hook(queue.clone()));
+    let walk = match *shared.is_handed_over.lock() {
+        true => return Err(SourceError::Ends),
+        false => Walk::new(&shared.kv, &queue, begun),
+    };
     let now = Instant::now();
     let mut session = Session {
         shared,
@@ -100,11 +109,10 @@ pub(super) fn serve(
         ends,
         silent_max,
         commit_max: silent_max.max(resume_within / 3),
-        // Before the walk begins, so that it misses no change.
-        hook: Some(shared.kv.add_change_hook(queue.clone())),
+        hook,
         queue,
         changed: Keys::default().into_iter(),
-        walk: Some(ScanCursor::default()),
+        walk,
         out: Outgoing::default(),
         input: Vec::new(),
         source: Source::new(),
@@ -131,8 +139,7 @@ struct Session<'a> {
     queue: Arc<Queue>,
     /// Changed keys that were taken out of the queue.
     changed: std::collections::hash_set::IntoIter<Box<[u8]>>,
-    /// The next hash bucket of the walk; `None` at its end.
-    walk: Option<ScanCursor>,
+    walk: Walk,
     out: Outgoing,
     input: Vec<u8>,
     source: Source,
@@ -174,7 +181,7 @@ impl Session<'_> {
 
     /// Sends all items once.
     fn walk(&mut self) -> Result<(), SourceError> {
-        while self.walk.is_some() {
+        while !self.walk.is_over() {
             self.take_turn()?;
             thread::yield_now();
         }
@@ -208,7 +215,7 @@ impl Session<'_> {
 
     /// Sends a slice if there is anything to send, and does what the target says.
     fn take_turn(&mut self) -> Result<(), SourceError> {
-        if self.walk.is_some() || self.has_changes() {
+        if !self.walk.is_over() || self.has_changes() {
             self.send_slice()?;
         }
         self.look()?;
@@ -258,7 +265,7 @@ impl Session<'_> {
             if *is_handed_over {
                 return Err(SourceError::Ends);
             }
-            if self.changed.len() == 0 && (self.walk.is_none() || self.queue.len() >= QUEUE_SHORT) {
+            if self.changed.len() == 0 && (self.walk.is_over() || self.queue.len() >= QUEUE_SHORT) {
                 self.changed = self.queue.take()?.into_iter();
             }
             while self.out.bytes.len() < SLICE_BYTES
@@ -267,8 +274,11 @@ impl Session<'_> {
                 self.out.add_key(kv, &key);
             }
             for _ in 0..SLICE_BUCKETS {
-                let Some(at) = self.walk.filter(|_| self.out.bytes.len() < 2 * SLICE_BYTES) else { break };
-                self.walk = self.out.add_bucket(kv, at, &self.queue);
+                if self.walk.is_over() || self.out.bytes.len() >= 2 * SLICE_BYTES {
+                    break;
+                }
+                self.walk.step(kv, &self.queue, |item| self.out.add(item));
+                self.out.add_pinned();
             }
         }
         let (items, bytes) = (std::mem::take(&mut self.out.items), self.out.bytes.len());
@@ -416,17 +426,6 @@ impl Outgoing {
             self.items += 1;
         }
         self.add_pinned();
-    }
-
-    /// Adds the items of a hash bucket that belong to the slots. Returns the next one.
-    fn add_bucket(&mut self, kv: &Kv, at: ScanCursor, queue: &Queue) -> Option<ScanCursor> {
-        let next = kv.scan(at, |item| {
-            if queue.has_slot_of(item.key()) {
-                self.add(item);
-            }
-        });
-        self.add_pinned();
-        next
     }
 
     /// Adds an item whose hash bucket is locked.

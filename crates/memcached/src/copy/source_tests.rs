@@ -8,8 +8,8 @@ use crate::settings::{RingSecrets, RingSettings, Settings};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
 use cached_core::kv::{
-    ArithmeticOptions, DeleteOptions, DeleteOutcome, FetchOptions, ItemView, StoreMode, StoreOptions,
-    StoreOutcome,
+    ArithmeticOptions, DeleteOptions, DeleteOutcome, FetchOptions, ImportOptions, ItemView, StoreMode,
+    StoreOptions, StoreOutcome,
 };
 use cached_ring::copy::{Frame, ItemFrame, bits, frame};
 use cached_ring::{Map, Move, Node, NodeIndex, SLOTS, Slot, slot_of};
@@ -270,7 +270,8 @@ fn copy_under_load(memory_bytes: usize, seed: u64) {
                 }
             });
         }
-        let served = scope.spawn(|| serve(&shared, &near, &the_move, &seal, &|| false));
+        let served =
+            scope.spawn(|| serve(&shared, &near, &the_move, Some(shared.kv.now_secs()), &seal, &|| false));
         target.receive(Until::Ready);
         target.say(&Frame::Ping);
         target.say(&Frame::Seal);
@@ -330,7 +331,7 @@ fn session(
         scope.spawn(|| act(Target::new(far)));
         // The far end reads until this end is closed.
         let near = near;
-        serve(shared, &near, &half(), &seal, ends)
+        serve(shared, &near, &half(), Some(shared.kv.now_secs()), &seal, ends)
     });
     (served.unwrap_err().to_string(), is_sealed.into_inner())
 }
@@ -364,6 +365,25 @@ fn a_session_ends_when_the_target_is_lost_or_breaks_the_protocol() {
     });
     assert!(error.contains("connection") && is_sealed, "{error}");
     assert_eq!(shared.ring.as_ref().unwrap().moves.report().items[0], 0, "nothing comes in");
+}
+
+#[test]
+fn after_half_of_the_items_the_target_has_those_that_are_used() {
+    let shared = node_with(64 << 20);
+    let is_used = |number: u32| number.is_multiple_of(10);
+    for number in 0..KEYS {
+        let idle_secs = if is_used(number) { 0 } else { 1000 };
+        let options = ImportOptions { idle_secs, ..ImportOptions::default() };
+        shared.kv.import(&key(number), shared.kv.hash(&key(number)), &[7; 5000], &options).unwrap();
+    }
+    session(&shared, true, &|| false, |mut target| {
+        while target.items.len() < KEYS as usize / 4 {
+            target.receive(Until::Item);
+        }
+        let moves = |number: &u32| half().slots.contains(slot_of(&key(*number)));
+        let mut used = (0..KEYS).filter(|number| is_used(*number)).filter(moves);
+        assert!(used.all(|number| target.items.contains_key(&key(number))));
+    });
 }
 
 #[test]
@@ -402,7 +422,7 @@ fn a_session_ends_when_more_keys_change_than_may_wait() {
             target.receive(Until::Closed);
         });
         let near = near;
-        serve(&shared, &near, &half(), &seal, &|| false)
+        serve(&shared, &near, &half(), Some(shared.kv.now_secs()), &seal, &|| false)
     });
     assert_eq!(served.unwrap_err().to_string(), "items change faster than they can be sent");
 }

@@ -9,7 +9,7 @@ use super::{LOOK, PING_EVERY, is_ending, spawn};
 use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
-use cached_core::kv::{DeleteOptions, ImportOptions, ScanCursor, StoreError};
+use cached_core::kv::{DeleteOptions, ImportOptions, Imported, ScanCursor, StoreError};
 use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bits, frame};
 use cached_ring::{Map, slot_of};
 use std::io::{Read, Write};
@@ -454,6 +454,10 @@ impl<'a> Session<'a> {
         };
         match kv.import(item.key, kv.hash(item.key), item.value, &options) {
             Err(StoreError::OutOfMemory) if !self.shared.settings.evict => Err(CopyError::Full),
+            Ok(Imported::Colder) => {
+                self.ring.moves.leave_out();
+                Ok(())
+            }
             // A value that this node cannot store is as one that was evicted; nothing older is left of it.
             Ok(_) | Err(_) => Ok(()),
         }

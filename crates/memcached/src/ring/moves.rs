@@ -11,6 +11,7 @@ pub(crate) struct MoveCounts {
     failed: AtomicU64,
     items: [AtomicU64; 2],
     bytes: [AtomicU64; 2],
+    left_out: AtomicU64,
     sealed_us: AtomicU64,
 }
 
@@ -48,6 +49,8 @@ pub(crate) struct MoveReport {
     pub(crate) items: [u64; 2],
     /// Bytes of these items.
     pub(crate) bytes: [u64; 2],
+    /// Items received that this node has not stored, because it would have evicted what was used later.
+    pub(crate) left_out: u64,
     /// The time for which the slots of the last move to this node were sealed.
     pub(crate) sealed: Duration,
 }
@@ -72,6 +75,11 @@ impl MoveCounts {
         self.bytes[direction as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Counts an item that is colder than what this node would evict for it.
+    pub(crate) fn leave_out(&self) {
+        self.left_out.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Returns the values.
     pub(crate) fn report(&self) -> MoveReport {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -81,6 +89,7 @@ impl MoveCounts {
             failed: read(&self.failed),
             items: self.items.each_ref().map(read),
             bytes: self.bytes.each_ref().map(read),
+            left_out: read(&self.left_out),
             sealed: Duration::from_micros(read(&self.sealed_us)),
         }
     }

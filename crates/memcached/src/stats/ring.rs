@@ -35,7 +35,7 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
     sink.put("own_slots", report.own_slots);
     sink.put("purging_slots", report.purging_slots);
     sink.put("purging", u8::from(report.is_purging));
-    let MoveReport { begun, committed, failed, items, bytes, sealed } = report.moves;
+    let MoveReport { begun, committed, failed, items, bytes, left_out, sealed } = report.moves;
     sink.put("moves_begun", begun);
     sink.put("moves_committed", committed);
     sink.put("moves_failed", failed);
@@ -43,6 +43,7 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
         sink.put(&format!("moved_items_{}", name(direction)), items[direction as usize]);
         sink.put(&format!("moved_bytes_{}", name(direction)), bytes[direction as usize]);
     }
+    sink.put("moved_items_left_out", left_out);
     sink.put("move_sealed_us", sealed.as_micros());
     for peer in &report.peers {
         let mut put = |name: &str, value: &dyn std::fmt::Display| {
@@ -110,7 +111,7 @@ pub(super) fn collect(ring: &Ring, into: &mut Families) {
     into.sample("cached_ring_map_version", help, labels, Value::Gauge(report.map.version as f64));
     let help = "Slots whose requests this node executes; all nodes of a ring together have 16384.";
     into.gauge("cached_ring_slots", help, report.own_slots as u64);
-    let MoveReport { begun, committed, failed, items, bytes, sealed } = report.moves;
+    let MoveReport { begun, committed, failed, items, bytes, left_out, sealed } = report.moves;
     for (result, count) in [("begun", begun), ("committed", committed), ("failed", failed)] {
         let help = "Moves of slots to this node: begun, committed (the slots are this node's, with their items), or \
                     failed (given up, and tried again).";
@@ -125,6 +126,9 @@ pub(super) fn collect(ring: &Ring, into: &mut Families) {
         let value = Value::Counter(bytes[direction as usize]);
         into.sample("cached_ring_moved_bytes_total", help, labels(), value);
     }
+    let help = "Items that moves have brought to this node and that it has not stored: its memory was full, and what it \
+                would have evicted was used later.";
+    into.counter("cached_ring_moved_items_left_out_total", help, left_out);
     let help = "The time for which nobody executed requests for the slots of the last move to this node.";
     into.measure("cached_ring_move_sealed_seconds", help, &sealed);
     for peer in &report.peers {

@@ -218,13 +218,17 @@ impl Log {
         self.arena.kv_available() < self.lanes.low_water()
     }
 
+    /// Returns whether there is hardly a free region. Around the low-water mark, whether something is
+    /// evicted for the next item is a matter of chance.
+    pub(super) fn is_full(&self) -> bool {
+        self.arena.kv_available() < self.lanes.low_water() + RECLAIM_RESERVE
+    }
+
     /// Returns whether a new item that has not been used for this time would displace items that were used
     /// later: memory is full, and such items were evicted lately.
     pub(super) fn is_colder(&self, was_fetched: bool, idle_secs: u32) -> bool {
         let evicted = self.evictions.idle_secs[usize::from(was_fetched)].load(Ordering::Relaxed);
-        // Around the low-water mark, whether something is evicted next is a matter of chance.
-        let is_full = self.arena.kv_available() < self.lanes.low_water() + RECLAIM_RESERVE;
-        self.evicts && is_full && evicted != 0 && idle_secs > evicted
+        self.evicts && self.is_full() && evicted != 0 && idle_secs > evicted
     }
 
     /// Reclaims a little if few regions are free, so that no thread has to reclaim a whole region

@@ -93,6 +93,12 @@ impl Kv {
         outcome
     }
 
+    /// Returns whether memory is full, so that more items are stored in the place of others, or not at all.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.inner.log.is_full()
+    }
+
     /// From now on, assigns only CAS values above `at_least` to items. Items that were
     /// [imported](Kv::import) keep theirs.
     pub fn raise_cas(&self, at_least: u64) {

@@ -3,7 +3,7 @@
 use super::requests::keys;
 use super::world::VERSION;
 use super::*;
-use cached_core::kv::{DeleteOptions, ImportOptions, Kv};
+use cached_core::kv::{DeleteOptions, ImportOptions, Imported, Kv};
 use cached_ring::{Map, NodeIndex, Slot, slot_of};
 
 /// The map of all nodes, and at most one slot on its way.
@@ -176,7 +176,7 @@ impl Moves {
                 if self.is_told {
                     eprintln!("{} is copied", key.escape_ascii());
                 }
-                assert_eq!(to.import(key, to.hash(key), &value, &options), Ok(true));
+                assert_eq!(to.import(key, to.hash(key), &value, &options), Ok(Imported::Stored));
             }
         });
     }
