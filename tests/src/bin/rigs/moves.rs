@@ -1,18 +1,26 @@
 //! The speed of moves of slots, and of clients meanwhile: see `cached_tests::moves`.
 
+use cached_tests::daemon::process_cpu_ticks;
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::{Registers, Times};
 use cached_tests::moves::{By, Cluster, Options};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Lets half of the slots move to a second node and back, under load
+/// Measures moves of slots: without clients, under load, and from one node to many and back
 ///
-/// Prints the speed of the moves, the times for which slots were sealed, and the clients' throughput
-/// and times beside those without moves. Exits with status 1 if a request failed or a key was missing.
+/// Prints the bytes that a second of the CPU time of both nodes moves; the clients' throughput and times
+/// beside those without moves; and the times for which slots were sealed. Exits with status 1 if a
+/// request failed or a key was missing.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The number of keys; a fiftieth of them has values above 64 KiB
+    /// The number of items that move without clients
+    #[arg(long, default_value_t = 200_000)]
+    items: usize,
+    /// The size of their values, in bytes
+    #[arg(long, default_value_t = 1_000)]
+    bytes: usize,
+    /// The number of keys of the load; a fiftieth of them has values above 64 KiB
     #[arg(long, default_value_t = 50_000)]
     keys: usize,
     /// The size of the largest values, in bytes
@@ -23,67 +31,146 @@ pub(crate) struct Arguments {
     /// The percentage of requests that change a key
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=100))]
     changes: u32,
-    /// The number of times that the slots move there and back
+    /// The number of times that slots move there and back
     #[arg(long, default_value_t = 5)]
     rounds: u64,
+    /// The number of nodes to which the slots of one node are given
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(2..=8))]
+    nodes: u64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 /// The time for which the load without moves is measured.
 const QUIET: Duration = Duration::from_secs(5);
+/// The nodes, in the order in which they get slots.
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
-    let Arguments { keys, large, clients, changes, rounds, seed } = *arguments;
-    let options = Options { args: "-m 2048 -t 2", ..Options::default() };
-    let cluster = Cluster::start(&["a", "b"], By::Disk, options);
-    let registers = Registers::new(keys, 2, large);
+    move_alone(arguments);
+    let is_right = [move_under_load, spread].map(|measure| measure(arguments));
+    if is_right == [true; 2] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Starts a ring in which only the first node has slots.
+fn start(nodes: usize) -> Cluster {
+    let mut cluster =
+        Cluster::start(&NAMES[..1], By::Disk, Options { args: "-m 2048 -t 2", ..Options::default() });
+    NAMES[1..nodes].iter().for_each(|name| cluster.add(name, "weight = 0"));
     cluster.wait_until_connected();
     cluster.settle("the start");
-    cluster.tell(&registers);
-    store_all(&registers, "the start");
-    let load = Load { clients: clients.into(), changes, seed };
-    let timed = |name: &str, meanwhile: &dyn Fn()| {
-        let begun = Instant::now();
-        let ((), mut times): ((), Times) = load.run(&registers, meanwhile);
-        let (count, secs) = (times.count(), begun.elapsed().as_secs_f64());
-        println!(
-            "{name}: {secs:.1} s, {:.0} requests/s, median {} us, 99 % {} us, 99.9 % {} us, most {} us",
-            count as f64 / secs,
-            times.at(500),
-            times.at(990),
-            times.at(999),
-            times.at(1_000)
-        );
-    };
-    timed("without moves", &|| std::thread::sleep(QUIET));
-    for round in 1..=rounds {
+    cluster
+}
+
+/// Gives nodes other weights, and waits until their slots have moved.
+fn weigh(cluster: &Cluster, names: &[&str], weight: &str) {
+    names.iter().for_each(|name| drop(cluster.order(0, &["weight", name, weight])));
+    cluster.settle("moves");
+}
+
+/// Moves all items there and back while nothing else happens.
+fn move_alone(arguments: &Arguments) {
+    let cluster = start(2);
+    let value = "x".repeat(arguments.bytes);
+    let mut conn = cluster.nodes[0].process.connect();
+    for first in (0..arguments.items).step_by(1_000) {
+        let sets = (first..arguments.items.min(first + 1_000))
+            .map(|number| format!("set item:{number} 0 0 {} noreply\r\n{value}\r\n", arguments.bytes));
+        conn.send(format!("{}mn\r\n", sets.collect::<String>()).as_bytes());
+        conn.expect(b"MN\r\n", "the end of a thousand sets");
+    }
+    let cpu =
+        || cluster.nodes.iter().map(|node| process_cpu_ticks(node.process.pid)).sum::<u64>() as f64 / 100.0;
+    let before = cpu();
+    for _ in 0..arguments.rounds {
+        weigh(&cluster, &["b"], "1");
+        weigh(&cluster, &["a"], "0");
+        weigh(&cluster, &["a"], "1");
+        weigh(&cluster, &["b"], "0");
+    }
+    let secs = cpu() - before;
+    let moves = moves_of(&cluster);
+    println!(
+        "without clients: {}; {:.0} MB/s and {:.0} items/s of the CPU time of both nodes, {secs:.2} s",
+        moves.summary(),
+        moves.sum(|one| one.bytes) / secs / 1e6,
+        moves.sum(|one| one.items) / secs
+    );
+    cluster.end();
+}
+
+/// Lets half of the slots move there and back under load. Returns whether no client noticed.
+fn move_under_load(arguments: &Arguments) -> bool {
+    let (cluster, registers) = loaded(arguments, 2);
+    weigh(&cluster, &["b"], "1");
+    let first = moves_of(&cluster).0.len();
+    let quiet = timed(arguments, &registers, "without moves", || std::thread::sleep(QUIET));
+    let mut ratios = Vec::new();
+    for round in 1..=arguments.rounds {
         for weight in ["0", "1"] {
-            timed(&format!("round {round}, the weight of a is {weight}"), &|| {
-                cluster.order(0, &["weight", "a", weight]);
-                cluster.settle("moves");
-            });
+            let name = format!("round {round}, the weight of a is {weight}");
+            let moving = timed(arguments, &registers, &name, || weigh(&cluster, &["a"], weight));
+            ratios.push([moving.0 / quiet.0, moving.1 / quiet.1]);
         }
     }
-    read_all(&registers, "the end");
-    let mut moves: Vec<Move> = cluster.nodes.iter().flat_map(|node| moves_of(&node.process.log())).collect();
-    let sum = |of: fn(&Move) -> f64| moves.iter().map(of).sum::<f64>();
-    let (items, bytes, secs) = (sum(|one| one.items), sum(|one| one.bytes), sum(|one| one.ms) / 1e3);
-    println!(
-        "{} moves: {items} items, {bytes} bytes in {secs:.2} s, so {:.1} MB/s and {:.0} items/s",
-        moves.len(),
-        bytes / secs / 1e6,
-        items / secs
-    );
-    moves.sort_by(|one, other| one.sealed_ms.total_cmp(&other.sealed_ms));
-    let sealed =
-        |share: usize| moves.get(moves.len() * share / 100).or(moves.last()).map(|one| one.sealed_ms);
-    let [half, most] = [sealed(50), sealed(99)].map(Option::unwrap_or_default);
-    println!("sealed: median {half:.2} ms, 99 % {most:.2} ms");
+    for (what, at) in [("requests/s", 0), ("99 % of the times", 1)] {
+        let mut all: Vec<f64> = ratios.iter().map(|ratio| ratio[at]).collect();
+        all.sort_by(f64::total_cmp);
+        println!(
+            "{what} during moves: {:.2} of those without, {:.2} to {:.2}",
+            all[all.len() / 2],
+            all[0],
+            all[all.len() - 1]
+        );
+    }
+    let moves = Moves(moves_of(&cluster).0.split_off(first));
+    println!("under load: {}", moves.summary());
+    end(cluster, &registers)
+}
+
+/// Gives the slots of one node to several and takes them back, under load. Returns whether no client
+/// noticed.
+fn spread(arguments: &Arguments) -> bool {
+    let nodes = arguments.nodes as usize;
+    let (cluster, registers) = loaded(arguments, nodes);
+    for (name, weight) in [("from one node to", "1"), ("back to one node from", "0")] {
+        let name = format!("{name} {nodes}");
+        timed(arguments, &registers, &name, || weigh(&cluster, &NAMES[1..nodes], weight));
+    }
+    println!("one node to {nodes} and back: {}", moves_of(&cluster).summary());
+    end(cluster, &registers)
+}
+
+/// Starts a ring of which every node is an entry, and stores the keys of the load.
+fn loaded(arguments: &Arguments, nodes: usize) -> (Cluster, Registers) {
+    let cluster = start(nodes);
+    let registers = Registers::new(arguments.keys, nodes, arguments.large);
+    cluster.tell(&registers);
+    store_all(&registers, "the start");
+    (cluster, registers)
+}
+
+/// Reads all keys, and ends the nodes. Returns whether there was no problem.
+fn end(cluster: Cluster, registers: &Registers) -> bool {
+    read_all(registers, "the end");
     println!("{:?}", registers.counts);
-    let is_right = registers.lines().is_empty();
     cluster.end();
-    if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    registers.lines().is_empty()
+}
+
+/// Runs the load meanwhile. Returns the requests per second, and the time that 99 % did not exceed, in
+/// microseconds.
+fn timed(arguments: &Arguments, registers: &Registers, name: &str, meanwhile: impl FnOnce()) -> (f64, f64) {
+    let load = Load { clients: arguments.clients.into(), changes: arguments.changes, seed: arguments.seed };
+    let begun = Instant::now();
+    let ((), mut times): ((), Times) = load.run(registers, meanwhile);
+    let (secs, [half, most, rare, all]) =
+        (begun.elapsed().as_secs_f64(), [500, 990, 999, 1_000].map(|share| times.at(share)));
+    let rate = times.count() as f64 / secs;
+    println!(
+        "{name}: {secs:.1} s, {rate:.0} requests/s, median {half} us, 99 % {most} us, 99.9 % {rare} us, most {all} us"
+    );
+    (rate, most.into())
 }
 
 /// What a node has logged about a move to it.
@@ -94,7 +181,32 @@ struct Move {
     sealed_ms: f64,
 }
 
-fn moves_of(log: &str) -> Vec<Move> {
+/// Moves that have ended.
+struct Moves(Vec<Move>);
+
+impl Moves {
+    fn sum(&self, of: fn(&Move) -> f64) -> f64 {
+        self.0.iter().map(of).sum()
+    }
+
+    fn summary(&self) -> String {
+        let mut sealed: Vec<f64> = self.0.iter().map(|one| one.sealed_ms).collect();
+        sealed.sort_by(f64::total_cmp);
+        let at =
+            |share: usize| sealed.get(sealed.len() * share / 100).or(sealed.last()).copied().unwrap_or(0.0);
+        format!(
+            "{} moves of {} items, {:.1} MB, in {:.2} s; sealed: median {:.1} ms, 99 % {:.1} ms",
+            self.0.len(),
+            self.sum(|one| one.items),
+            self.sum(|one| one.bytes) / 1e6,
+            self.sum(|one| one.ms) / 1e3,
+            at(50),
+            at(99)
+        )
+    }
+}
+
+fn moves_of(cluster: &Cluster) -> Moves {
     let of = |line: &str| {
         let number = |name: &str| -> Option<f64> {
             let at = line.find(&format!(" {name}="))? + name.len() + 2;
@@ -107,5 +219,6 @@ fn moves_of(log: &str) -> Vec<Move> {
             sealed_ms: number("sealed_ms")?,
         })
     };
-    log.lines().filter_map(of).collect()
+    let logs: Vec<String> = cluster.nodes.iter().map(|node| node.process.log()).collect();
+    Moves(logs.iter().flat_map(|log| log.lines()).filter_map(of).collect())
 }
