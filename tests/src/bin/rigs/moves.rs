@@ -3,7 +3,7 @@
 use cached_tests::daemon::process_cpu_ticks;
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::{Registers, Times};
-use cached_tests::moves::{By, Cluster, Options};
+use cached_tests::moves::{By, Cluster, Node, Options};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,8 @@ pub(crate) struct Arguments {
 
 /// The time for which the load without moves is measured.
 const QUIET: Duration = Duration::from_secs(5);
+/// The interval of looks at moves that nothing else disturbs.
+const LOOK: Duration = Duration::from_millis(200);
 /// The nodes, in the order in which they get slots.
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
@@ -83,18 +85,16 @@ fn move_alone(arguments: &Arguments) {
         || cluster.nodes.iter().map(|node| process_cpu_ticks(node.process.pid)).sum::<u64>() as f64 / 100.0;
     let before = cpu();
     for _ in 0..arguments.rounds {
-        weigh(&cluster, &["b"], "1");
-        weigh(&cluster, &["a"], "0");
-        weigh(&cluster, &["a"], "1");
-        weigh(&cluster, &["b"], "0");
+        [("b", "1"), ("a", "0"), ("a", "1"), ("b", "0")].map(|(name, weight)| weigh(name, weight));
     }
     let secs = cpu() - before;
-    let moves = moves_of(&cluster);
+    let [items, bytes] = ["items", "bytes"].map(|what| moved(&cluster, what));
+    println!("without clients: {}", sealed(&cluster));
     println!(
-        "without clients: {}; {:.0} MB/s and {:.0} items/s of the CPU time of both nodes, {secs:.2} s",
-        moves.summary(),
-        moves.sum(|one| one.bytes) / secs / 1e6,
-        moves.sum(|one| one.items) / secs
+        "{secs:.2} s of the CPU time of both nodes for {items} items and {:.1} MB: {:.0} items/s, {:.1} MB/s",
+        bytes / 1e6,
+        items / secs,
+        bytes / secs / 1e6
     );
     cluster.end();
 }
@@ -103,7 +103,6 @@ fn move_alone(arguments: &Arguments) {
 fn move_under_load(arguments: &Arguments) -> bool {
     let (cluster, registers) = loaded(arguments, 2);
     weigh(&cluster, &["b"], "1");
-    let first = moves_of(&cluster).0.len();
     let quiet = timed(arguments, &registers, "without moves", || std::thread::sleep(QUIET));
     let mut ratios = Vec::new();
     for round in 1..=arguments.rounds {
@@ -123,8 +122,7 @@ fn move_under_load(arguments: &Arguments) -> bool {
             all[all.len() - 1]
         );
     }
-    let moves = Moves(moves_of(&cluster).0.split_off(first));
-    println!("under load: {}", moves.summary());
+    println!("under load: {}", sealed(&cluster));
     end(cluster, &registers)
 }
 
@@ -137,7 +135,7 @@ fn spread(arguments: &Arguments) -> bool {
         let name = format!("{name} {nodes}");
         timed(arguments, &registers, &name, || weigh(&cluster, &NAMES[1..nodes], weight));
     }
-    println!("one node to {nodes} and back: {}", moves_of(&cluster).summary());
+    println!("one node to {nodes} and back: {}", sealed(&cluster));
     end(cluster, &registers)
 }
 
@@ -173,52 +171,26 @@ fn timed(arguments: &Arguments, registers: &Registers, name: &str, meanwhile: im
     (rate, most.into())
 }
 
-/// What a node has logged about a move to it.
-struct Move {
-    items: f64,
-    bytes: f64,
-    ms: f64,
-    sealed_ms: f64,
-}
-
-/// Moves that have ended.
-struct Moves(Vec<Move>);
-
-impl Moves {
-    fn sum(&self, of: fn(&Move) -> f64) -> f64 {
-        self.0.iter().map(of).sum()
-    }
-
-    fn summary(&self) -> String {
-        let mut sealed: Vec<f64> = self.0.iter().map(|one| one.sealed_ms).collect();
-        sealed.sort_by(f64::total_cmp);
-        let at =
-            |share: usize| sealed.get(sealed.len() * share / 100).or(sealed.last()).copied().unwrap_or(0.0);
-        format!(
-            "{} moves of {} items, {:.1} MB, in {:.2} s; sealed: median {:.1} ms, 99 % {:.1} ms",
-            self.0.len(),
-            self.sum(|one| one.items),
-            self.sum(|one| one.bytes) / 1e6,
-            self.sum(|one| one.ms) / 1e3,
-            at(50),
-            at(99)
-        )
-    }
-}
-
-fn moves_of(cluster: &Cluster) -> Moves {
-    let of = |line: &str| {
-        let number = |name: &str| -> Option<f64> {
-            let at = line.find(&format!(" {name}="))? + name.len() + 2;
-            line[at..].split_whitespace().next()?.parse().ok()
-        };
-        Some(Move {
-            items: number("items")?,
-            bytes: number("bytes")?,
-            ms: number("ms")?,
-            sealed_ms: number("sealed_ms")?,
-        })
+/// Returns how much has moved to all nodes: `items` or `bytes`.
+fn moved(cluster: &Cluster, what: &str) -> f64 {
+    let name = format!("STAT moved_{what}_in ");
+    let of = |node: &Node| {
+        let mut conn = node.process.connect();
+        conn.send(b"stats ring\r\n");
+        std::iter::from_fn(|| Some(String::from_utf8_lossy(&conn.read_line()).into_owned()))
+            .take_while(|line| line != "END")
+            .find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok())
+            .expect("the count")
     };
-    let logs: Vec<String> = cluster.nodes.iter().map(|node| node.process.log()).collect();
-    Moves(logs.iter().flat_map(|log| log.lines()).filter_map(of).collect())
+    cluster.nodes.iter().map(of).sum()
+}
+
+/// Returns the times for which slots were sealed, in a few words. The nodes log only some of many moves.
+fn sealed(cluster: &Cluster) -> String {
+    let of = |line: &str| line.split_once(" sealed_ms=")?.1.split_whitespace().next()?.parse::<f64>().ok();
+    let logs: String = cluster.nodes.iter().map(|node| node.process.log()).collect();
+    let mut all: Vec<f64> = logs.lines().filter_map(of).collect();
+    all.sort_by(f64::total_cmp);
+    let at = |share: usize| all.get(all.len() * share / 100).or(all.last()).copied().unwrap_or_default();
+    format!("{} moves, slots sealed for {:.1} ms (median), {:.1} ms (99 %)", all.len(), at(50), at(99))
 }
