@@ -20,6 +20,7 @@ use crate::telemetry::heartbeat::Activity;
 use cached_ring::wire::{HEAD_BYTES, MESSAGE_BYTES_MAX};
 use cached_ring::{Outbound, Waiter};
 use rustix::event::epoll;
+use rustix::net::sockopt::set_socket_linger;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::task::Poll;
@@ -299,8 +300,12 @@ impl Worker {
         if self.with_lanes(|_, lanes, _| lanes.is_open(at)) == Some(true) {
             self.close_lane(at, Ended::Failed("another connection was opened".into()));
         }
-        if let Err(error) = register(&self.epoll, socket.as_fd(), LANE_FIRST + at as u64) {
-            let cause = format!("epoll does not accept it: {error}");
+        // What the node has not taken when the lane ends is discarded: the kernel would go on to send it, and
+        // the node execute it after changes that clients have made elsewhere by then.
+        let taken = set_socket_linger(&socket, Some(Duration::ZERO))
+            .and_then(|()| register(&self.epoll, socket.as_fd(), LANE_FIRST + at as u64));
+        if let Err(error) = taken {
+            let cause = format!("the kernel does not accept it: {error}");
             self.refuse_lane(&node, &cause);
             return self.no_lane(&node, AtAddress::Refusal, &cause);
         }
