@@ -238,6 +238,36 @@ fn a_slot_that_comes_back_is_empty() {
     assert_eq!(value_of(&mut at_b, stays).as_deref(), Some("stays"));
 }
 
+/// A large value and a read of its key are refused, because the owner has an earlier map; when they are
+/// passed on again, the read does not overtake the parts of the value.
+#[test]
+fn a_read_does_not_overtake_the_parts_of_a_value() {
+    if !is_cached() {
+        return;
+    }
+    let fleet = Fleet::start(&["a", "b"], &HALVES, PATIENT);
+    let key = &keys_in(0..=8191, "key", 1)[0];
+    let stat = |name: &str| fleet.stat(0, name).parse::<u64>().expect("a number");
+    let reaches = |name: &str, count| wait_for(name, || (stat(name) >= count).then_some(()));
+    // For `a` its owner is `b`, for `b` it is `a`.
+    fleet.map.write(2, &[("0-16383", "b")]);
+    fleet.nodes[0].signal(libc::SIGHUP);
+    reaches("map_version", 2);
+    let refused = stat("b:not_mine");
+    // Both are on their way when the first of them is refused.
+    fleet.nodes[1].signal(libc::SIGSTOP);
+    wait_until_stopped(fleet.nodes[1].pid);
+    let value = "v".repeat(200_000);
+    let mut conn = fleet.connect(0);
+    conn.send(format!("set {key} 0 0 {}\r\n{value}\r\nget {key}\r\n", value.len()).as_bytes());
+    reaches("b:in_flight", 2);
+    fleet.nodes[1].signal(libc::SIGCONT);
+    reaches("b:not_mine", refused + 2);
+    fleet.nodes[1].signal(libc::SIGHUP);
+    let found = format!("STORED\r\nVALUE {key} 0 {}\r\n{value}\r\nEND\r\n", value.len());
+    conn.expect(found.as_bytes(), "the value that was sent before");
+}
+
 /// Nodes that do not belong together say why, on both sides.
 #[test]
 fn nodes_that_do_not_belong_together_say_why() {
