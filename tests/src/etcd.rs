@@ -2,6 +2,7 @@
 
 use crate::outside::{find_program, kill_with_thread, skip};
 use crate::server::{bring_up, is_up};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -9,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 #[derive(Debug)]
 pub struct Etcd {
     child: Child,
+    host: Ipv4Addr,
     /// Its port on loopback.
     pub port: u16,
     dir: tempfile::TempDir,
@@ -20,22 +22,31 @@ impl Etcd {
     /// # Panics
     /// Panics if the program does not start.
     pub fn start(test: &str) -> Option<Self> {
+        Self::start_at(Ipv4Addr::LOCALHOST, test)
+    }
+
+    /// Like [`start`](Self::start), but the program listens at this address, which includes loopback.
+    ///
+    /// # Panics
+    /// Panics if the program does not start.
+    pub fn start_at(host: Ipv4Addr, test: &str) -> Option<Self> {
         if find_program("etcd").is_none() {
             skip(test, "etcd is not installed (Debian: etcd-server)");
             return None;
         }
         let dir = tempfile::tempdir().expect("a directory");
-        let (child, port) = bring_up("etcd", |port| Some((Self::spawn(dir.path(), port)?, port)));
-        Some(Self { child, port, dir })
+        let (child, port) = bring_up("etcd", |port| Some((Self::spawn(dir.path(), host, port)?, port)));
+        Some(Self { child, host, port, dir })
     }
 
     /// Starts the program, and waits until it listens; `None` if it ends instead.
-    fn spawn(dir: &Path, port: u16) -> Option<Child> {
+    fn spawn(dir: &Path, host: Ipv4Addr, port: u16) -> Option<Child> {
+        let listens = format!("http://{host}:{port}");
         let url = format!("http://127.0.0.1:{port}");
         let log = std::fs::File::create(dir.join("log")).expect("a log");
         let mut command = Command::new("etcd");
         command.arg("--data-dir").arg(dir.join("data"));
-        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+        command.args(["--listen-client-urls", &listens, "--advertise-client-urls", &url]);
         command.args(["--listen-peer-urls", "http://127.0.0.1:0"]);
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         kill_with_thread(&mut command);
@@ -50,12 +61,22 @@ impl Etcd {
         let _ = self.child.wait();
     }
 
+    /// Sends a signal to the program.
+    ///
+    /// # Panics
+    /// Panics if the program has been killed.
+    pub fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.child.id()).expect("a process id");
+        // SAFETY: only this value waits for the child, so the PID is still its own.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "a signal to etcd");
+    }
+
     /// Starts the program again, after [`kill`](Etcd::kill).
     ///
     /// # Panics
     /// Panics if the program does not start.
     pub fn restart(&mut self) {
-        self.child = Self::spawn(self.dir.path(), self.port).expect("etcd starts again");
+        self.child = Self::spawn(self.dir.path(), self.host, self.port).expect("etcd starts again");
     }
 }
 

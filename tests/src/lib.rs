@@ -32,6 +32,7 @@
 //! | [`site`] | `cached` or `synapsed` with a journal over a file store |
 //! | [`pair`] | two hosts that elect the one that serves |
 //! | [`etcd`] | an etcd that a test kills and starts again |
+//! | [`network`] | network namespaces between which a test drops packets, one direction at a time |
 //! | [`relay`] | a TCP relay that a test cuts or delays |
 //! | [`ending`] | flags that end threads, also where a test fails |
 //! | [`object_client`] | clients of objects that wait for a slow server |
@@ -68,6 +69,7 @@ pub mod lockstep;
 pub mod modules;
 pub mod moves;
 pub mod nbd;
+pub mod network;
 pub mod object_client;
 pub mod outside;
 pub mod page;

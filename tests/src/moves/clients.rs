@@ -6,7 +6,7 @@ use crate::frame::{Request, op};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,8 @@ impl Load {
 pub fn read_all(registers: &Registers, context: &str) -> u64 {
     let before = registers.counts.hits.load(Ordering::SeqCst);
     let mut client = Client::new(registers, Load { clients: 1, changes: 0, seed: 0 }, 0);
-    for node in 0..registers.ports.len() {
-        for register in registers.all.iter().filter(|_| registers.ports[node].load(Ordering::SeqCst) != 0) {
+    for node in (0..registers.nodes()).filter(|node| registers.address(*node).is_some()) {
+        for register in &registers.all {
             client.attempt(node, "mg", |client| client.meta_get(node, register));
         }
     }
@@ -69,9 +69,8 @@ pub fn read_all(registers: &Registers, context: &str) -> u64 {
 /// Panics if there is a problem.
 pub fn store_all(registers: &Registers, context: &str) {
     let mut client = Client::new(registers, Load { clients: 1, changes: 100, seed: 0 }, 0);
-    let running: Vec<usize> = (0..registers.ports.len())
-        .filter(|node| registers.ports[*node].load(Ordering::SeqCst) != 0)
-        .collect();
+    let running: Vec<usize> =
+        (0..registers.nodes()).filter(|node| registers.address(*node).is_some()).collect();
     for (number, register) in registers.all.iter().enumerate() {
         let node = running[number % running.len()];
         client.attempt(node, "ms", |client| client.meta_set(node, register));
@@ -85,8 +84,8 @@ struct Client<'a> {
     number: usize,
     random: SmallRng,
     /// A connection to each node for the text protocol, and after them those for the binary one, each
-    /// with its port.
-    conns: Vec<Option<(u16, BufReader<TcpStream>)>>,
+    /// with its address.
+    conns: Vec<Option<(SocketAddr, BufReader<TcpStream>)>>,
 }
 
 /// The error of a reply that is not the expected one.
@@ -102,7 +101,7 @@ fn is_reply(error: &Error) -> bool {
 impl<'a> Client<'a> {
     fn new(registers: &'a Registers, load: Load, number: usize) -> Self {
         let random = SmallRng::seed_from_u64(load.seed << 16 | number as u64);
-        let conns = (0..2 * registers.ports.len()).map(|_| None).collect();
+        let conns = (0..2 * registers.nodes()).map(|_| None).collect();
         Self { registers, load, number, random, conns }
     }
 
@@ -122,16 +121,17 @@ impl<'a> Client<'a> {
     /// Sends one request, to any node that runs. Returns whether it was answered.
     fn step(&mut self) -> bool {
         let registers = self.registers;
-        let nodes = registers.ports.len();
+        let nodes = registers.nodes();
         let node = self.random.random_range(0..nodes);
-        if registers.ports[node].load(Ordering::SeqCst) == 0 {
+        if registers.address(node).is_none() {
             return false;
         }
         let kind = self.random.random_range(0..100);
         if self.random.random_range(0..100) < self.load.changes {
             let own = registers.all.len().div_ceil(self.load.clients);
             let index = self.random.random_range(0..own) * self.load.clients + self.number;
-            let Some(register) = registers.all.get(index) else { return true };
+            let register = registers.all.get(index).filter(|register| registers.may_change(register));
+            let Some(register) = register else { return true };
             match kind {
                 0..35 => self.attempt(node, "set", |client| client.set(node, register, false)),
                 35..45 => self.attempt(node, "set noreply", |client| client.set(node, register, true)),
@@ -158,9 +158,11 @@ impl<'a> Client<'a> {
 
     /// Sends a request; opens the connection if there is none, and closes it after a failure.
     fn attempt(&mut self, node: usize, what: &str, request: impl FnOnce(&mut Self) -> Result<()>) -> bool {
-        let number = node % self.registers.ports.len();
-        let port = self.registers.ports[number].load(Ordering::SeqCst);
-        let sent = self.connect(node, port).and_then(|()| request(self));
+        let number = node % self.registers.nodes();
+        let address = self.registers.address(number);
+        let sent = address
+            .map_or_else(|| Err(ErrorKind::NotConnected.into()), |address| self.connect(node, address))
+            .and_then(|()| request(self));
         let Err(error) = sent else { return true };
         if !is_reply(&error) {
             self.conns[node] = None;
@@ -177,15 +179,15 @@ impl<'a> Client<'a> {
         false
     }
 
-    fn connect(&mut self, node: usize, port: u16) -> Result<()> {
-        if self.conns[node].as_ref().is_some_and(|(known, _)| *known == port) {
+    fn connect(&mut self, node: usize, address: SocketAddr) -> Result<()> {
+        if self.conns[node].as_ref().is_some_and(|(known, _)| *known == address) {
             return Ok(());
         }
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY))?;
         stream.set_write_timeout(Some(REPLY))?;
-        self.conns[node] = Some((port, BufReader::new(stream)));
+        self.conns[node] = Some((address, BufReader::new(stream)));
         Ok(())
     }
 

@@ -10,6 +10,7 @@ pub mod registers;
 use crate::daemon::{TOKEN, wait_for, write_secret};
 use crate::etcd::Etcd;
 use crate::http;
+use crate::network::Network;
 use crate::outside::{run, text};
 use crate::program::workspace_programs;
 use crate::relay::Relay;
@@ -19,9 +20,8 @@ use crate::upgrade::{Upgradable, memory_directory};
 use registers::Registers;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ pub enum By {
     Disk,
     /// etcd, behind a relay.
     Etcd(Etcd, Relay),
+    /// etcd on the first host of a network, whose other hosts have a node each.
+    Network(Etcd, Network),
 }
 
 impl By {
@@ -49,6 +51,32 @@ impl By {
         let etcd = Etcd::start(test)?;
         let relay = Relay::to(([127, 0, 0, 1], etcd.port).into());
         Some(By::Etcd(etcd, relay))
+    }
+
+    /// Starts an etcd in a network with room for `nodes` nodes; `None` if it is not installed, or this
+    /// process may not create a network.
+    ///
+    /// # Panics
+    /// Panics if the network cannot be set up, or the program does not start.
+    #[must_use]
+    pub fn network(test: &str, nodes: usize) -> Option<By> {
+        let network = Network::enter(test, 1 + nodes)?;
+        let etcd = network.within(0, || Etcd::start_at(Ipv4Addr::UNSPECIFIED, test))?;
+        Some(By::Network(etcd, network))
+    }
+
+    /// Returns the host of a node.
+    #[must_use]
+    pub fn host(node: usize) -> usize {
+        1 + node
+    }
+
+    /// Calls `f` where a node runs.
+    fn at<T>(&self, node: usize, f: impl FnOnce() -> T) -> T {
+        match self {
+            By::Network(_, network) => network.within(By::host(node), f),
+            By::Disk | By::Etcd(..) => f(),
+        }
     }
 }
 
@@ -99,6 +127,11 @@ pub struct Cluster {
     dir: tempfile::TempDir,
 }
 
+/// Returns the lines of `[registry]` for an etcd at this address.
+fn by_etcd(address: SocketAddr) -> String {
+    format!("kind = \"etcd\"\nendpoints = [\"http://{address}\"]\nprefix = \"ring-test/\"\ntimeout_ms = 500")
+}
+
 impl Cluster {
     /// Starts the nodes with these names, one after the other. Their slots may still move.
     ///
@@ -109,6 +142,7 @@ impl Cluster {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut cluster = Cluster { nodes: Vec::new(), by, options, weights: Mutex::default(), dir };
         write_secret(&cluster.dir.path().join("token"), TOKEN);
+        write_secret(&cluster.dir.path().join("secret"), TOKEN);
         names.iter().for_each(|name| cluster.add(name, ""));
         cluster
     }
@@ -118,39 +152,47 @@ impl Cluster {
     /// # Panics
     /// Panics if the node does not start. The message contains its log.
     pub fn add(&mut self, name: &str, more: &str) {
-        let ring = own_address();
+        let number = self.nodes.len();
+        let free = |port| match &self.by {
+            By::Network(_, network) => (network.address(By::host(number)), port).into(),
+            By::Disk | By::Etcd(..) => own_address(),
+        };
+        let ring = free(11_311);
         let relay = self.options.is_relayed.then(|| Relay::to(ring));
         let address = relay.as_ref().map_or(ring, |relay| relay.address);
-        let (admin, clients) = (own_address(), own_address());
-        let number = self.nodes.len();
+        let (admin, clients) = (free(9_151), free(11_211));
         let registry = match &self.by {
             By::Disk => format!(
                 "kind = \"disk\"\npath = \"{}\"\nnodes = {NODES_MAX}\nnode = {number}\ncreate = true\npoll_ms = 10",
                 self.dir.path().join("registry").display()
             ),
-            By::Etcd(_, relay) => format!(
-                "kind = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"ring-test/\"\ntimeout_ms = 500",
-                relay.address
-            ),
+            By::Etcd(_, relay) => by_etcd(relay.address),
+            By::Network(etcd, network) => by_etcd((network.address(0), etcd.port).into()),
         };
-        let token = self.dir.path().join("token");
+        let file = |name: &str| self.dir.path().join(name).display().to_string();
+        let secret = match &self.by {
+            By::Network(..) => format!("secret_file = \"{}\"", file("secret")),
+            By::Disk | By::Etcd(..) => String::new(),
+        };
         let configuration = format!(
-            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nlisten = [\"{ring}\"]\nclients = \"{clients}\"\n{}\n\
-             {more}\n[registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\ntoken_file = \"{}\"\n",
+            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nlisten = [\"{ring}\"]\nclients = \"{clients}\"\n\
+             {secret}\n{}\n{more}\n[registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\n\
+             token_file = \"{}\"\n",
             self.options.ring,
-            token.display()
+            file("token")
         );
         let memory = self.options.has_memory.then(memory_directory);
         let file = memory.as_ref().map(|dir| format!("-e {}", dir.path().join("memory").display()));
         let args = format!("{} {}", self.options.args, file.unwrap_or_default());
-        let process = Upgradable::start(&args, &configuration);
+        let host = admin.ip();
+        let process = self.by.at(number, || Upgradable::start_at(host, &args, &configuration));
         self.nodes.push(Node { name: name.into(), process, relay, ring, admin, _memory: memory });
     }
 
     /// Tells clients the ports of all nodes that run.
     pub fn tell(&self, registers: &Registers) {
-        for (node, port) in self.nodes.iter().zip(&registers.ports) {
-            port.store(if node.process.pid > 0 { node.process.port } else { 0 }, Ordering::SeqCst);
+        for (number, node) in self.nodes.iter().enumerate() {
+            registers.tell(number, (node.process.pid > 0).then(|| node.process.address()));
         }
     }
 
@@ -176,7 +218,21 @@ impl Cluster {
         if let Some(relay) = &self.nodes[node].relay {
             relay.close(false);
         }
-        self.nodes[node].process.start_again();
+        let process = &mut self.nodes[node].process;
+        self.by.at(node, || process.start_again());
+    }
+
+    /// Drains a node by commands at another one, takes it out, and waits for the end of its process.
+    ///
+    /// # Panics
+    /// Panics if a command fails.
+    pub fn leave(&mut self, at: usize, node: usize) {
+        let name = self.nodes[node].name.clone();
+        self.order(at, &["drain", &name]);
+        self.order(at, &["remove", &name]);
+        let process = &mut self.nodes[node].process;
+        assert_eq!(process.wait_exit(), 0, "{}", process.log());
+        process.pid = 0;
     }
 
     /// Returns the document `/ring.json` of a node.

@@ -10,7 +10,8 @@
 
 use rand::Rng;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,11 +27,12 @@ const TTL_SECS: u32 = 50_000;
 #[derive(Debug)]
 pub struct Registers {
     pub(super) all: Vec<Register>,
-    /// The ports of the nodes, 0 while a node does not run.
-    pub ports: Vec<AtomicU16>,
+    /// Where clients reach the nodes that run.
+    addresses: Vec<Mutex<Option<SocketAddr>>>,
     /// For keys without and with the prefix: the number of begun and of ended flushes.
     flushes: [AtomicU64; 2],
     is_strict: AtomicBool,
+    is_patient: AtomicBool,
     pub(super) is_over: AtomicBool,
     /// The numbers of outcomes.
     pub counts: Counts,
@@ -63,6 +65,8 @@ pub(super) struct Register {
     sizes: std::ops::Range<usize>,
     /// The number of the last change that was requested.
     pub(super) sent: AtomicU64,
+    /// The number of the last change that was acknowledged.
+    known: AtomicU64,
     /// The lowest number that a read may find from now on.
     pub(super) floor: AtomicU64,
     /// Twice the number of the last change, and 1 more if it has stored a value; 0 while a change is
@@ -120,6 +124,7 @@ impl Registers {
                 is_flushed,
                 sizes,
                 sent: AtomicU64::new(0),
+                known: AtomicU64::new(0),
                 floor: AtomicU64::new(0),
                 state: AtomicU64::new(0),
                 since: AtomicU64::new(0),
@@ -128,14 +133,32 @@ impl Registers {
         };
         Registers {
             all: (0..count).map(register).collect(),
-            ports: (0..nodes).map(|_| AtomicU16::new(0)).collect(),
+            addresses: (0..nodes).map(|_| Mutex::default()).collect(),
             flushes: Default::default(),
             is_strict: AtomicBool::new(true),
+            is_patient: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             counts: Counts::default(),
             errors: Mutex::default(),
             lines: Mutex::default(),
         }
+    }
+
+    /// Returns the number of nodes, some of which may not run.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// Returns where clients reach a node; `None` while it does not run.
+    #[must_use]
+    pub fn address(&self, node: usize) -> Option<SocketAddr> {
+        *lock(&self.addresses[node])
+    }
+
+    /// Tells clients where they reach a node, or that it does not run. Returns what they knew.
+    pub fn tell(&self, node: usize, address: Option<SocketAddr>) -> Option<SocketAddr> {
+        std::mem::replace(&mut lock(&self.addresses[node]), address)
     }
 
     /// Sets whether a miss of a stored key and a failed request are problems. From then on, what was
@@ -147,6 +170,18 @@ impl Registers {
             // A node that has lost its items begins with low CAS values again.
             register.cas.store(0, Ordering::SeqCst);
         }
+    }
+
+    /// Sets whether a key is not changed while the outcome of its last change is unknown, so that this change
+    /// may be executed late.
+    pub fn be_patient(&self, is_patient: bool) {
+        self.is_patient.store(is_patient, Ordering::SeqCst);
+    }
+
+    /// Returns whether a key may be changed now.
+    pub(super) fn may_change(&self, register: &Register) -> bool {
+        !self.is_patient.load(Ordering::SeqCst)
+            || register.sent.load(Ordering::SeqCst) == register.known.load(Ordering::SeqCst)
     }
 
     pub(super) fn is_strict(&self) -> bool {
@@ -204,6 +239,7 @@ impl Registers {
 
     /// Records that a change was acknowledged.
     pub(super) fn acknowledged(&self, register: &Register, change: &Change, is_stored: bool, cas: u64) {
+        register.known.store(change.number, Ordering::SeqCst);
         register.floor.fetch_max(change.number, Ordering::SeqCst);
         let before = register.cas.swap(cas, Ordering::SeqCst);
         if self.is_strict() && cas != 0 && cas == before {

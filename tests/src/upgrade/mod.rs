@@ -14,6 +14,7 @@ use crate::daemon::wait_for;
 use crate::program::Program;
 use crate::server::{Address, is_root};
 use std::fs::{File, OpenOptions};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ pub struct Upgradable {
     dir: tempfile::TempDir,
     /// The arguments in addition to those that every such server has.
     args: String,
+    /// Where it listens.
+    host: IpAddr,
     /// The TCP port; 0 if the server also has a unix socket.
     pub port: u16,
     /// The UDP port; 0 if the server has none.
@@ -44,12 +47,20 @@ impl Upgradable {
     /// # Panics
     /// Panics if the server does not start. The message contains its log.
     pub fn start(args: &str, configuration: &str) -> Upgradable {
+        Self::start_at(Ipv4Addr::LOCALHOST.into(), args, configuration)
+    }
+
+    /// Like [`start`](Self::start), but the server listens at this address.
+    ///
+    /// # Panics
+    /// Panics if the server does not start. The message contains its log.
+    pub fn start_at(host: IpAddr, args: &str, configuration: &str) -> Upgradable {
         // SAFETY: the arguments are plain numbers; the call changes the parent of orphans.
         let code = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
         assert_eq!(code, 0, "to be the parent of orphans");
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (args, notes) = (args.to_owned(), Arc::default());
-        let mut server = Upgradable { dir, args, port: 0, udp_port: 0, pid: 0, notes };
+        let mut server = Upgradable { dir, args, host, port: 0, udp_port: 0, pid: 0, notes };
         server.collect_notes();
         server.use_program();
         server.configure(configuration);
@@ -65,7 +76,7 @@ impl Upgradable {
         let log = OpenOptions::new().create(true).append(true).open(self.path("log")).expect("a log");
         let place = self.dir.path().display().to_string();
         let mut command = Command::new(self.path("cached"));
-        command.args(["-l", "127.0.0.1", "-p", "-1", "--config"]).arg(self.path("config.toml"));
+        command.args(["-l", &self.host.to_string(), "-p", "-1", "--config"]).arg(self.path("config.toml"));
         command.arg("-P").arg(self.path("pid")).env("MEMCACHED_PORT_FILENAME", self.path("ports"));
         command.args(self.args.replace("DIR", &place).split_whitespace()).stdin(Stdio::null());
         command.env("NOTIFY_SOCKET", self.path("notify"));
@@ -86,12 +97,18 @@ impl Upgradable {
         self.udp_port = port("UDP INET:").unwrap_or_default();
     }
 
+    /// Returns the address of the TCP port.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        (self.host, self.port).into()
+    }
+
     /// Returns a new connection to the TCP port.
     ///
     /// # Panics
     /// Panics if the server cannot be reached.
     pub fn connect(&self) -> Conn {
-        Conn::open(&Address::Tcp(([127, 0, 0, 1], self.port).into())).expect("a connection")
+        Conn::open(&Address::Tcp(self.address())).expect("a connection")
     }
 
     /// Returns the path of a file in the server's directory.
@@ -193,8 +210,23 @@ impl Upgradable {
     /// # Panics
     /// Panics if the upgrade neither succeeds nor fails in time. The message contains the log.
     pub fn try_upgrade(&mut self) -> bool {
-        let (failed, old) = (self.failures(), self.pid);
+        let begun = self.begin_upgrade();
+        self.end_upgrade(begun)
+    }
+
+    /// Requests an upgrade.
+    pub fn begin_upgrade(&self) -> UpgradeBegun {
+        let begun = UpgradeBegun { failures: self.failures() };
         self.signal(libc::SIGUSR2);
+        begun
+    }
+
+    /// Waits for the end of an upgrade, as [`try_upgrade`](Self::try_upgrade) does.
+    ///
+    /// # Panics
+    /// Panics if the upgrade neither succeeds nor fails in time. The message contains the log.
+    pub fn end_upgrade(&mut self, begun: UpgradeBegun) -> bool {
+        let (UpgradeBegun { failures: failed }, old) = (begun, self.pid);
         let new = wait_for("another process", || {
             let new = self.written_pid().filter(|pid| *pid != old);
             new.map(Some).or_else(|| (self.failures() > failed).then_some(None))
@@ -253,6 +285,13 @@ impl Upgradable {
         assert_eq!(self.wait_exit(), 0, "{}", self.log());
         self.pid = 0;
     }
+}
+
+/// An upgrade that was requested.
+#[derive(Debug)]
+pub struct UpgradeBegun {
+    /// The number of upgrades that had failed before.
+    failures: usize,
 }
 
 /// The notification to the service manager after a failed upgrade.

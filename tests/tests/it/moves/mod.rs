@@ -3,6 +3,7 @@
 //! the registry.
 
 mod calm;
+mod cuts;
 mod faults;
 mod operator;
 mod rounds;

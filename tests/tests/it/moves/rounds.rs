@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+pub(super) const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// What happens in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +52,7 @@ impl Fault {
     }
 }
 
-fn number(variable: &str, default: u64) -> u64 {
+pub(super) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
 }
 
