@@ -68,8 +68,11 @@ impl Worker {
                 return Ok(false);
             }
             let rest = self.continue_reply(lane, id, suspended);
-            if !rest.is_empty() {
+            if !rest.rest.is_empty() {
                 lane.unwaited.push_front((id, rest));
+            } else if rest.further.is_some() {
+                // Nothing is pinned any more: keys that have not been read wait for MORE.
+                self.suspend(lane, id, rest);
             }
         }
         self.send_inbound(lane)

@@ -350,6 +350,26 @@ fn the_rest_of_a_long_reply_waits_for_more_and_holds_up_nobody() {
     assert_eq!(owner.inbound().map(|lane| lane.suspended_bytes).sum::<usize>(), 0);
 }
 
+/// Values that may not stay pinned are sent at once. The keys after them are not read before they are asked for.
+#[test]
+fn a_retrieval_of_many_large_values_stops_after_those_that_it_has_read() {
+    let mut owner = Node::owner();
+    let mut entry = Entry::new(&mut owner);
+    let value = vec![b'v'; 900_000];
+    owner.worker.shared.kv.set(b"large", &value).unwrap();
+    let found = [b"VALUE large 0 900000\r\n", &value[..], b"\r\n"].concat();
+    assert!(16 * value.len() > suspended_pins_max(&owner.worker.shared.settings));
+    let id = entry.ask(1, "large", &format!("get{}\r\n", " large".repeat(40)));
+    entry.pump(&mut owner);
+    assert_eq!(entry.replies[&1].0.len(), 16 * found.len());
+    while !entry.replies[&1].1 {
+        entry.outbound.more(id);
+        entry.pump(&mut owner);
+    }
+    assert!(entry.reply(1) == [found.repeat(40), b"END\r\n".to_vec()].concat());
+    assert_eq!(owner.ring().suspended_pins.load(Ordering::Relaxed), 0);
+}
+
 #[test]
 fn a_lane_that_is_not_read_holds_little_and_loses_nothing() {
     let mut owner = Node::owner();
