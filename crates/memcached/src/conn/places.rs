@@ -30,7 +30,7 @@ pub(super) const MERGES_MAX: u32 = 8;
 const AWAITED_BYTES_MAX: usize = 192 << 10;
 /// The minimum of a connection's usual length of a reply.
 const REPLY_BYTES_MIN: usize = 512;
-/// The usual length of a new connection's replies, of which nothing is known.
+/// The usual length that is assumed before the first reply has come.
 const REPLY_BYTES_FIRST: usize = 8 << 10;
 /// Once replies of this length have arrived before their turn, the connection's memory is counted.
 const COUNTED_BYTES: usize = 64 << 10;
@@ -55,8 +55,9 @@ pub(super) struct Routed {
     uncounted_bytes: usize,
     /// The number of awaited replies.
     pub(super) awaited: usize,
-    /// The usual length of a peer's reply.
-    reply_bytes: usize,
+    /// The usual number of bytes of a peer's reply that wait here; `None` before the first reply, besides
+    /// which no other one is awaited.
+    reply_bytes: Option<usize>,
     /// The number of incomplete retrievals that are read in steps. Until these are complete, the
     /// connection changes nothing, or they would read what is written after them.
     pub(super) reading: u32,
@@ -159,7 +160,7 @@ impl Routed {
             waiting_bytes: 0,
             uncounted_bytes: 0,
             awaited: 0,
-            reply_bytes: REPLY_BYTES_FIRST,
+            reply_bytes: None,
             reading: 0,
             touches: false,
             merges: 0,
@@ -195,7 +196,7 @@ impl Routed {
         !self.places.is_empty()
             && (self.places.len() >= PLACES_MAX
                 || self.waiting_bytes >= FULL_BYTES
-                || self.awaited * self.reply_bytes >= AWAITED_BYTES_MAX
+                || self.awaited * self.reply_bytes.unwrap_or(AWAITED_BYTES_MAX) >= AWAITED_BYTES_MAX
                 || self.merges >= MERGES_MAX)
     }
 
@@ -436,6 +437,7 @@ impl Routed {
         let Some(place) = self.places.get_mut(index).filter(|_| to.tag == self.tag) else { return false };
         let is_complete = !matches!(outcome, Outcome::Bytes { last: false, .. });
         let is_refused = is_refusal(outcome);
+        let usual = self.reply_bytes.get_or_insert(REPLY_BYTES_FIRST);
         let is_awaited = match place {
             Place::Peer(peer) if peer.id == id && is_refused => {
                 let kept = std::mem::take(&mut peer.kept);
@@ -448,11 +450,13 @@ impl Routed {
                 peer.state = put(&mut peer.got, outcome);
                 let got_bytes = peer.got.len() - before;
                 self.waiting_bytes += got_bytes;
+                // All of it, also where the node sends the parts without being asked to.
+                let waiting = peer.got.len();
                 if is_complete {
                     self.reading -= u32::from(peer.in_steps);
+                    *usual = *usual - *usual / 8 + waiting / 8;
                 }
-                let usual = self.reply_bytes - self.reply_bytes / 8 + got_bytes / 8;
-                self.reply_bytes = usual.max(got_bytes).max(REPLY_BYTES_MIN);
+                *usual = (*usual).max(waiting).max(REPLY_BYTES_MIN);
                 if is_cut(outcome) {
                     self.waiting_bytes -= peer.got.len();
                     *place = Place::Cut(std::mem::take(&mut peer.got));
