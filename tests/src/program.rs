@@ -37,6 +37,11 @@ impl Program {
         Self { path, flavour }
     }
 
+    /// Returns whether this is the program that makes an entry of a ring of a server: `src/bin/entry`.
+    pub fn is_entry(&self) -> bool {
+        self.path.file_name().is_some_and(|name| name == "entry")
+    }
+
     /// Returns the server under test; the first call may build it.
     ///
     /// # Panics

@@ -46,6 +46,9 @@ pub struct Skipped {
     pub reason: String,
     /// The only pass in which they do not apply; if absent, both passes.
     pub pass: Option<Pass>,
+    /// Whether they do not apply only to an entry of a ring.
+    #[serde(default)]
+    pub ring: bool,
 }
 
 /// Tests of a file that are expected to fail.
@@ -91,12 +94,15 @@ pub fn expected() -> Expected {
 }
 
 impl Expected {
-    /// Returns the reason why a file does not run in a pass.
+    /// Returns the reason why a file does not run in a pass with the server under test.
     pub fn skip(&self, file: &str, pass: Pass) -> Option<&str> {
+        let at_ring = Program::under_test().is_entry();
         self.skipped
             .iter()
             .find(|skipped| {
-                skipped.pass.is_none_or(|only| only == pass) && skipped.files.iter().any(|name| name == file)
+                skipped.pass.is_none_or(|only| only == pass)
+                    && (at_ring || !skipped.ring)
+                    && skipped.files.iter().any(|name| name == file)
             })
             .map(|skipped| skipped.reason.as_str())
     }

@@ -3,6 +3,7 @@
 usage: everyday_python_memcached.py HOST PORT
 """
 
+import os
 import sys
 
 import memcache
@@ -35,8 +36,11 @@ assert client.delete_multi(["many:1", "many:2"], key_prefix="p:")
 assert client.get("p:many:1") is None
 assert client.delete("a") and client.get("a") is None
 (_, stats), = client.get_stats()
-assert int(stats["curr_items"]) > 100 and stats["version"].startswith("1.6")
-assert client.get_slab_stats()
+assert stats["version"].startswith("1.6")
+# An entry of a ring counts its own items only.
+if "CACHED_TEST_RING" not in os.environ:
+    assert int(stats["curr_items"]) > 100
+    assert client.get_slab_stats()
 client.flush_all()
 assert client.get("p:many:3") is None
 print(f"python-memcached {memcache.__version__}: all as expected")

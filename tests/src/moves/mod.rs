@@ -21,6 +21,7 @@ use registers::Registers;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -161,6 +162,38 @@ impl Cluster {
         let relay = self.options.is_relayed.then(|| Relay::to(ring));
         let address = relay.as_ref().map_or(ring, |relay| relay.address);
         let (admin, clients) = (free(9_151), free(11_211));
+        let listen = format!("listen = [\"{ring}\"]\n{more}");
+        let configuration = self.configuration(number, name, [address, clients, admin], &listen);
+        let memory = self.options.has_memory.then(memory_directory);
+        let file = memory.as_ref().map(|dir| format!("-e {}", dir.path().join("memory").display()));
+        let args = format!("{} {}", self.options.args, file.unwrap_or_default());
+        let host = admin.ip();
+        let process = self.by.at(number, || Upgradable::start_at(host, &args, &configuration));
+        self.nodes.push(Node { name: name.into(), process, relay, ring, admin, _memory: memory });
+    }
+
+    /// Returns the file with the configuration of a node that another process starts, after all others.
+    ///
+    /// # Panics
+    /// Panics if the file cannot be written.
+    #[must_use]
+    pub fn configuration_outside(&self, name: &str) -> PathBuf {
+        let file = self.dir.path().join(format!("{name}.toml"));
+        let addresses = [own_address(), own_address(), own_address()];
+        std::fs::write(&file, self.configuration(self.nodes.len(), name, addresses, ""))
+            .expect("a configuration");
+        file
+    }
+
+    /// Returns the configuration of a node; `number` is that of its process over a disk, and `more` are further
+    /// lines of its table `[ring]`.
+    fn configuration(
+        &self,
+        number: usize,
+        name: &str,
+        [address, clients, admin]: [SocketAddr; 3],
+        more: &str,
+    ) -> String {
         let registry = match &self.by {
             By::Disk => format!(
                 "kind = \"disk\"\npath = \"{}\"\nnodes = {NODES_MAX}\nnode = {number}\ncreate = true\npoll_ms = 10",
@@ -174,19 +207,12 @@ impl Cluster {
             By::Network(..) => format!("secret_file = \"{}\"", file("secret")),
             By::Disk | By::Etcd(..) => String::new(),
         };
-        let configuration = format!(
-            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nlisten = [\"{ring}\"]\nclients = \"{clients}\"\n\
-             {secret}\n{}\n{more}\n[registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\n\
-             token_file = \"{}\"\n",
+        format!(
+            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nclients = \"{clients}\"\n{secret}\n{}\n{more}\n\
+             [registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\ntoken_file = \"{}\"\n",
             self.options.ring,
             file("token")
-        );
-        let memory = self.options.has_memory.then(memory_directory);
-        let file = memory.as_ref().map(|dir| format!("-e {}", dir.path().join("memory").display()));
-        let args = format!("{} {}", self.options.args, file.unwrap_or_default());
-        let host = admin.ip();
-        let process = self.by.at(number, || Upgradable::start_at(host, &args, &configuration));
-        self.nodes.push(Node { name: name.into(), process, relay, ring, admin, _memory: memory });
+        )
     }
 
     /// Tells clients the ports of all nodes that run.

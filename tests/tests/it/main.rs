@@ -19,6 +19,7 @@ mod differential;
 mod doctor;
 mod election;
 mod election_journal;
+mod entry;
 mod failure;
 mod insight;
 mod journal_disk;
