@@ -56,23 +56,7 @@ pub struct Scenario {
     pub is_extra: bool,
 }
 
-/// Single gets of 100-byte values over 50 connections, with 100 000 keys.
-const BASE: Scenario = Scenario {
-    name: "",
-    measure: Measure::CpuPerKey,
-    protocol: Protocol::Text,
-    connections: 50,
-    pipeline: 1,
-    keys_per_get: 1,
-    set_share: 0.0,
-    value_bytes: 100,
-    keys: 100_000,
-    zipf: None,
-    bar: None,
-    bar_over_floor: None,
-    is_tls: false,
-    is_extra: false,
-};
+const BASE: Scenario = Scenario::BASE;
 
 /// Like [`BASE`], with TLS.
 const TLS: Scenario = Scenario { is_tls: true, bar: Some(0.8), ..BASE };
@@ -112,6 +96,24 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 impl Scenario {
+    /// Single gets of 100-byte values over 50 connections, with 100 000 keys.
+    pub const BASE: Self = Self {
+        name: "",
+        measure: Measure::CpuPerKey,
+        protocol: Protocol::Text,
+        connections: 50,
+        pipeline: 1,
+        keys_per_get: 1,
+        set_share: 0.0,
+        value_bytes: 100,
+        keys: 100_000,
+        zipf: None,
+        bar: None,
+        bar_over_floor: None,
+        is_tls: false,
+        is_extra: false,
+    };
+
     /// Returns the load on `target`, in a closed loop.
     ///
     /// # Errors
@@ -120,7 +122,7 @@ impl Scenario {
         &self,
         target: Target,
         cpu: usize,
-        server_pid: u32,
+        server_pids: &[u32],
         limit: Limit,
         seed: u64,
     ) -> Result<LoadSpec> {
@@ -136,7 +138,7 @@ impl Scenario {
             limit,
             verify: Verify::Ends,
             seed,
-            server_pid: Some(server_pid),
+            server_pids: server_pids.to_vec(),
             stall_limit: Duration::from_secs(10),
             ..LoadSpec::new(target, keys)
         })

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 
 use crate::cpu;
@@ -104,8 +104,22 @@ impl ServerSpec {
         }
         words.extend(self.extra.iter().cloned());
         let target = if self.is_tls { Target::Tls(address) } else { Target::Tcp(address) };
-        Server::spawn_at(&self.name, &words, self.cpu, address, target)
+        Server::spawn_at(&self.name, &words, self.cpu, address, target, Greeting::MEMCACHED)
     }
+}
+
+/// A request of one line, and how a server that is ready begins its reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Greeting {
+    request: &'static str,
+    reply: &'static str,
+}
+
+impl Greeting {
+    /// What servers with memcached's text protocol answer.
+    pub const MEMCACHED: Self = Self { request: "version", reply: "VERSION " };
+    /// What servers with Valkey's protocol answer.
+    pub const RESP: Self = Self { request: "PING", reply: "+PONG" };
 }
 
 /// A running server. Dropping it ends the server.
@@ -120,12 +134,18 @@ pub struct Server {
 
 impl Server {
     /// Starts the program `words[0]` with the other words as arguments, and waits until `address`
-    /// responds to `version`.
+    /// responds to the greeting.
     ///
     /// # Errors
     /// Returns the errors of [`ServerSpec::start`].
-    pub fn spawn(name: &str, words: &[OsString], cpu: Option<usize>, address: SocketAddr) -> Result<Self> {
-        Self::spawn_at(name, words, cpu, address, Target::Tcp(address))
+    pub fn spawn(
+        name: &str,
+        words: &[OsString],
+        cpu: Option<usize>,
+        address: SocketAddr,
+        greeting: Greeting,
+    ) -> Result<Self> {
+        Self::spawn_at(name, words, cpu, address, Target::Tcp(address), greeting)
     }
 
     fn spawn_at(
@@ -134,6 +154,7 @@ impl Server {
         cpu: Option<usize>,
         address: SocketAddr,
         target: Target,
+        greeting: Greeting,
     ) -> Result<Self> {
         let messages = tempfile::tempfile().context("a file for the server's messages")?;
         let (program, arguments) = words.split_first().context("no program to start")?;
@@ -142,7 +163,7 @@ impl Server {
         bind_to_parent(&mut command, cpu);
         let child = command.spawn().with_context(|| format!("starting {name}: {}", program.display()))?;
         let mut server = Self { name: name.to_owned(), child, address, target, messages };
-        server.wait_until_listening()?;
+        server.wait_until_listening(greeting)?;
         Ok(server)
     }
 
@@ -191,7 +212,7 @@ impl Server {
         bail!("{} did not end within {} s of SIGTERM", self.name, STOP_LIMIT.as_secs())
     }
 
-    fn wait_until_listening(&mut self) -> Result<()> {
+    fn wait_until_listening(&mut self, greeting: Greeting) -> Result<()> {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -199,7 +220,9 @@ impl Server {
             }
             let error = match TextClient::connect(&self.target()) {
                 Ok(mut client) => {
-                    client.version().with_context(|| format!("{} does not speak memcached", self.name))?;
+                    let Greeting { request, reply } = greeting;
+                    let line = client.ask(request).with_context(|| format!("{}: `{request}`", self.name))?;
+                    ensure!(line.starts_with(reply), "{} answers `{request}` with `{line}`", self.name);
                     return Ok(());
                 }
                 Err(error) => error,
@@ -324,7 +347,9 @@ mod tests {
     #[test]
     fn a_server_that_ends_at_once_is_an_error_with_its_words() {
         let words = ["sh", "-c", "echo no memory today >&2; exit 3"].map(OsString::from);
-        let error = Server::spawn("fake", &words, None, free_address().unwrap()).unwrap_err().to_string();
+        let address = free_address().unwrap();
+        let error =
+            Server::spawn("fake", &words, None, address, Greeting::MEMCACHED).unwrap_err().to_string();
         assert!(error.contains("no memory today") && error.contains("fake"), "{error}");
     }
 

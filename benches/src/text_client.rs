@@ -1,7 +1,7 @@
-//! A small blocking client for a bench's other requests: version, statistics, flush.
+//! A small blocking client for a bench's other requests: version, statistics, commands of one line.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,6 +12,8 @@ use crate::load::{Stream, Target};
 const REPLY_LIMIT: Duration = Duration::from_secs(30);
 /// The maximum number of lines in a statistics reply.
 const STATS_LINES_MAX: usize = 10_000;
+/// The maximum length of a string in a reply of Valkey.
+const BULK_BYTES_MAX: usize = 1 << 20;
 
 /// A connection that sends one command at a time and reads the lines of the reply.
 #[derive(Debug)]
@@ -46,8 +48,16 @@ impl TextClient {
     /// # Errors
     /// Fails if the reply is different or missing.
     pub fn stats(&mut self) -> Result<BTreeMap<String, String>> {
+        self.stats_of("")
+    }
+
+    /// Returns the name and value of every line of `stats GROUP`.
+    ///
+    /// # Errors
+    /// Fails if the reply is different or missing.
+    pub fn stats_of(&mut self, group: &str) -> Result<BTreeMap<String, String>> {
         let mut stats = BTreeMap::new();
-        let mut line = self.ask("stats")?;
+        let mut line = self.ask(format!("stats {group}").trim_end())?;
         while line != "END" {
             let Some((name, value)) = line.strip_prefix("STAT ").and_then(|rest| rest.split_once(' ')) else {
                 bail!("`stats` answered `{line}`");
@@ -69,12 +79,46 @@ impl TextClient {
         value.parse().with_context(|| format!("`stats` reports {name} as `{value}`"))
     }
 
-    fn ask(&mut self, command: &str) -> Result<String> {
+    /// Sends a command of Valkey's protocol, and returns the string of the reply.
+    ///
+    /// # Errors
+    /// Fails if the reply is different, missing, or not text.
+    pub fn bulk(&mut self, command: &str) -> Result<String> {
+        let line = self.ask(command)?;
+        let bytes = line.strip_prefix('$').and_then(|length| length.parse().ok());
+        let bytes: usize = bytes
+            .filter(|bytes| *bytes <= BULK_BYTES_MAX)
+            .with_context(|| format!("`{command}` answered `{line}`"))?;
+        let mut text = vec![0; bytes + 2];
+        self.reader.read_exact(&mut text)?;
+        text.truncate(bytes);
+        Ok(String::from_utf8(text)?)
+    }
+
+    /// Sends a command of Valkey's protocol, and returns the number of the reply.
+    ///
+    /// # Errors
+    /// Fails if the reply is different or missing.
+    pub fn number(&mut self, command: &str) -> Result<u64> {
+        let line = self.ask(command)?;
+        let number = line.strip_prefix(':').and_then(|number| number.parse().ok());
+        number.with_context(|| format!("`{command}` answered `{line}`"))
+    }
+
+    /// Sends a line, and returns the first line of the reply.
+    ///
+    /// # Errors
+    /// Fails if there is no reply.
+    pub fn ask(&mut self, command: &str) -> Result<String> {
         self.reader.get_mut().write_all(format!("{command}\r\n").as_bytes())?;
         self.line()
     }
 
-    fn line(&mut self) -> Result<String> {
+    /// Returns the next line of the reply.
+    ///
+    /// # Errors
+    /// Fails if there is none.
+    pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         ensure!(self.reader.read_line(&mut line)? > 0, "the server closed the connection");
         Ok(line.trim_end().to_owned())

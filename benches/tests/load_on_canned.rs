@@ -24,7 +24,7 @@ fn spec(address: SocketAddr) -> LoadSpec {
         connections: 8,
         limit: Limit::Requests(1_003),
         stall_limit: Duration::from_secs(60),
-        server_pid: Some(std::process::id()),
+        server_pids: vec![std::process::id()],
         ..LoadSpec::new(Target::Tcp(address), keys)
     }
 }

@@ -85,9 +85,9 @@ struct Options {
     /// Seed of keys, operations and arrivals (default: from the clock); always printed.
     #[arg(long)]
     seed: Option<u64>,
-    /// Process whose CPU time and memory are measured.
-    #[arg(long)]
-    server_pid: Option<u32>,
+    /// Process whose CPU time and memory are measured; of several, the sums.
+    #[arg(long, value_delimiter = ',')]
+    server_pid: Vec<u32>,
     /// Fail if no reply arrives for this long.
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     stall_limit: Duration,
@@ -124,7 +124,7 @@ impl Options {
             expiry: Expiry { seconds: self.expiry, odd_only: false },
             verify: self.verify,
             seed,
-            server_pid: self.server_pid,
+            server_pids: self.server_pid.clone(),
             stall_limit: self.stall_limit,
             ..LoadSpec::new(self.target.clone(), keys)
         })

@@ -162,7 +162,7 @@ fn spec(
         cpus: client_cpus.to_vec(),
         limit: Limit::Time { warmup: measured / 5, measured },
         seed,
-        server_pid: Some(server.pid()),
+        server_pids: vec![server.pid()],
         ..LoadSpec::new(server.target(), keys)
     })
 }

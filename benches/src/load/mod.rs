@@ -147,8 +147,8 @@ pub struct LoadSpec {
     pub verify: Verify,
     /// The seed of keys, operations and arrivals.
     pub seed: u64,
-    /// The process whose CPU time and memory are measured.
-    pub server_pid: Option<u32>,
+    /// The processes that serve, whose CPU time and memory are measured together.
+    pub server_pids: Vec<u32>,
     /// The maximum time without any reply before the run fails.
     pub stall_limit: Duration,
 }
@@ -173,7 +173,7 @@ impl LoadSpec {
             expiry: EXPIRY_NEVER,
             verify: Verify::Ends,
             seed: 1,
-            server_pid: None,
+            server_pids: Vec::new(),
             stall_limit: Duration::from_secs(10),
         }
     }
@@ -209,7 +209,7 @@ impl LoadSpec {
 /// sends a wrong reply.
 pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
     spec.check()?;
-    let cpu_clock = spec.server_pid.map(CpuClock::of).transpose()?;
+    let clocks = spec.server_pids.iter().map(|&pid| CpuClock::of(pid)).collect::<Result<Vec<_>>>()?;
     let failed = AtomicBool::new(false);
     let mut workers = Vec::with_capacity(spec.threads);
     for thread in 0..spec.threads {
@@ -220,15 +220,15 @@ pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
         workers.push((thread, connections));
     }
     let base = Instant::now();
-    let cpu_before_ns = cpu_clock.map(CpuClock::now_ns).transpose()?;
+    let cpu_before_ns = CpuClock::sum_ns(&clocks)?;
     let mut outcomes: Vec<Outcome> = thread::scope(|scope| {
-        let failed = &failed;
+        let (failed, clocks) = (&failed, &clocks);
         let handles: Vec<_> = workers
             .into_iter()
             .map(|(thread, connections)| {
-                let cpu_clock = cpu_clock.filter(|_| thread == 0);
+                let clocks = if thread == 0 { clocks.as_slice() } else { &[] };
                 scope.spawn(move || {
-                    let outcome = run_worker(spec, thread, connections, base, cpu_clock, failed);
+                    let outcome = run_worker(spec, thread, connections, base, clocks, failed);
                     if outcome.is_err() {
                         failed.store(true, Ordering::Relaxed);
                     }
@@ -248,11 +248,11 @@ pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
         }
         Ok(outcomes)
     })?;
-    if let (Limit::Requests(_), Some(clock), Some(before_ns)) = (spec.limit, cpu_clock, cpu_before_ns) {
+    if let (Limit::Requests(_), Some(before_ns)) = (spec.limit, cpu_before_ns) {
         // All threads have ended, so the whole run is the window.
-        outcomes[0].server_cpu_ns = Some(clock.now_ns()?.saturating_sub(before_ns));
+        outcomes[0].server_cpu_ns = CpuClock::sum_ns(&clocks)?.map(|now_ns| now_ns.saturating_sub(before_ns));
     }
-    let resident = spec.server_pid.map(Resident::of).transpose()?;
+    let resident = Resident::of_all(&spec.server_pids)?;
     Ok(LoadReport::new(spec, outcomes, resident))
 }
 
@@ -261,7 +261,7 @@ fn run_worker(
     thread: usize,
     connections: Vec<Connection>,
     base: Instant,
-    cpu_clock: Option<CpuClock>,
+    server_clocks: &[CpuClock],
     failed: &AtomicBool,
 ) -> Result<Outcome> {
     if !spec.cpus.is_empty() {
@@ -269,7 +269,7 @@ fn run_worker(
         cpu::pin_current_thread(cpu).with_context(|| format!("pinning a load thread to core {cpu}"))?;
     }
     let requests = RequestMaker::new(spec, thread);
-    Worker::new(spec, thread, connections, requests, base, cpu_clock, failed)?.run()
+    Worker::new(spec, thread, connections, requests, base, server_clocks, failed)?.run()
 }
 
 /// The results of a preload.

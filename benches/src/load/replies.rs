@@ -213,7 +213,12 @@ impl ReplyReader {
                 }
                 Ok(())
             }
-            Head::Miss | Head::End if !is_set => {
+            Head::Miss if !is_set => {
+                self.next_index(None, keys)?;
+                self.finish_key(on_done);
+                Ok(())
+            }
+            Head::End if !is_set => {
                 self.finish_request(false, on_done);
                 Ok(())
             }
@@ -274,9 +279,16 @@ impl ReplyReader {
 
     fn finish_body(&mut self, on_done: &mut impl FnMut(Done)) {
         self.body = None;
-        let Some(front) = self.pending.front_mut() else { return };
-        front.hits += 1;
-        if front.keys == 1 && self.protocol.value_is_last() {
+        if let Some(front) = self.pending.front_mut() {
+            front.hits += 1;
+        }
+        self.finish_key(on_done);
+    }
+
+    /// Finishes the request if its reply ends with the key that has just been answered.
+    fn finish_key(&mut self, on_done: &mut impl FnMut(Done)) {
+        let Some(front) = self.pending.front() else { return };
+        if front.keys_left == 0 && self.protocol.ends_with_last_key(front.keys) {
             self.finish_request(false, on_done);
         }
     }
@@ -352,6 +364,18 @@ mod tests {
                 binary(&mut out, 1, 0, None, false);
                 binary(&mut out, 1, 0x82, None, false);
             }
+            Protocol::Resp => {
+                let bulk = |out: &mut Vec<u8>, index: u64| {
+                    out.extend(format!("${}\r\n", value(index).len()).bytes());
+                    out.extend(value(index));
+                    out.extend(b"\r\n");
+                };
+                bulk(&mut out, 1);
+                bulk(&mut out, 2);
+                out.extend(b"$-1\r\n");
+                bulk(&mut out, 4);
+                out.extend(b"$-1\r\n+OK\r\n-OOM command not allowed\r\n");
+            }
         }
         out
     }
@@ -368,7 +392,7 @@ mod tests {
 
     #[test]
     fn replies_cut_anywhere_are_read_alike() {
-        for protocol in [Protocol::Text, Protocol::Meta, Protocol::Binary] {
+        for protocol in [Protocol::Text, Protocol::Meta, Protocol::Binary, Protocol::Resp] {
             let stream = stream(protocol);
             let done = |started_ns, keys, hits| Done {
                 started_ns,

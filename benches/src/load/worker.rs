@@ -76,7 +76,8 @@ pub(super) struct Worker<'a> {
     events: Vec<Event>,
     buffer: Vec<u8>,
     base: Instant,
-    server_clock: Option<CpuClock>,
+    /// Empty in all threads but the first.
+    server_clocks: &'a [CpuClock],
     failed: &'a AtomicBool,
     tally: Tally,
     phase: Phase,
@@ -97,7 +98,7 @@ impl<'a> Worker<'a> {
         connections: Vec<Connection>,
         requests: RequestMaker,
         base: Instant,
-        server_clock: Option<CpuClock>,
+        server_clocks: &'a [CpuClock],
         failed: &'a AtomicBool,
     ) -> Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -120,7 +121,7 @@ impl<'a> Worker<'a> {
             events: Vec::with_capacity(EVENTS_MAX),
             buffer: vec![0; READ_BYTES],
             base,
-            server_clock,
+            server_clocks,
             failed,
             tally: Tally::new()?,
             phase: Phase::Warmup,
@@ -347,7 +348,7 @@ impl<'a> Worker<'a> {
     }
 
     fn edge(&self, at_ns: u64) -> Result<Edge> {
-        let server_cpu_ns = self.server_clock.map(CpuClock::now_ns).transpose()?;
+        let server_cpu_ns = CpuClock::sum_ns(self.server_clocks)?;
         Ok(Edge { at_ns, server_cpu_ns, client_cpu_ns: CpuClock::of_this_thread().now_ns()? })
     }
 

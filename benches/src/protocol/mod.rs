@@ -1,18 +1,19 @@
-//! Encodes requests and decodes reply heads of the three protocols, by pure functions without
-//! sockets.
+//! Encodes requests and decodes reply heads of memcached's three protocols and of Valkey's, by pure
+//! functions without sockets.
 //!
 //! A reply is a sequence of *heads* (a line, or a binary header with extras and key). A [`Head::Value`] is
 //! followed by the value's bytes, which the caller takes from the stream itself, so that a large value is never
 //! collected anywhere.
 //!
-//! | request | text | meta | binary |
-//! |---|---|---|---|
-//! | get of one | `get k` | `mg k v` | GET |
-//! | get of many | `get k1 k2 …` | `mg k q k v` each, then `mn` | GETKQ each, then NOOP |
-//! | set | `set k 0 exp len` | `ms k len Texp` | SET |
+//! | request | text | meta | binary | RESP |
+//! |---|---|---|---|---|
+//! | get of one | `get k` | `mg k v` | GET | `GET` |
+//! | get of many | `get k1 k2 …` | `mg k q k v` each, then `mn` | GETKQ each, then NOOP | `GET` each |
+//! | set | `set k 0 exp len` | `ms k len Texp` | SET | `SET` |
 
 mod binary;
 mod meta;
+mod resp;
 mod text;
 
 use crate::keyspace::KeySpace;
@@ -30,6 +31,8 @@ pub enum Protocol {
     Meta,
     /// The binary protocol.
     Binary,
+    /// RESP2, the protocol of Valkey and Redis.
+    Resp,
 }
 
 /// One step of a reply.
@@ -74,6 +77,7 @@ impl Protocol {
             Self::Text => text::push_get(keys, indexes, out),
             Self::Meta => meta::push_get(keys, indexes, out),
             Self::Binary => binary::push_get(keys, indexes, out),
+            Self::Resp => resp::push_get(keys, indexes, out),
         }
     }
 
@@ -83,6 +87,7 @@ impl Protocol {
             Self::Text => text::push_set(keys, index, expiry_s, out),
             Self::Meta => meta::push_set(keys, index, expiry_s, out),
             Self::Binary => binary::push_set(keys, index, expiry_s, out),
+            Self::Resp => resp::push_set(keys, index, expiry_s, out),
         }
     }
 
@@ -95,19 +100,24 @@ impl Protocol {
             Self::Text => text::parse_head(bytes),
             Self::Meta => meta::parse_head(bytes),
             Self::Binary => binary::parse_head(bytes),
+            Self::Resp => resp::parse_head(bytes),
         }
     }
 
-    /// Returns whether the value is the last part of the reply to a single-key get; in the text
-    /// protocol, `END` follows it.
-    pub fn value_is_last(self) -> bool {
-        !matches!(self, Self::Text)
+    /// Returns whether the reply to a get of `keys` ends with the last key's value or miss;
+    /// otherwise an end of its own follows.
+    pub fn ends_with_last_key(self, keys: u32) -> bool {
+        match self {
+            Self::Text => false,
+            Self::Meta | Self::Binary => keys == 1,
+            Self::Resp => true,
+        }
     }
 
     /// Returns the bytes that follow every value.
     pub fn trailer(self) -> &'static [u8] {
         match self {
-            Self::Text | Self::Meta => b"\r\n",
+            Self::Text | Self::Meta | Self::Resp => b"\r\n",
             Self::Binary => b"",
         }
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cached_benches::keyspace::Verify;
 use cached_benches::load::{self, Limit, LoadReport, LoadSpec};
 use cached_benches::scenario::{KEY_BYTES, Measure, Scenario, open_loop};
-use cached_benches::server::{Server, ServerSpec, free_address};
+use cached_benches::server::{Greeting, Server, ServerSpec, free_address};
 use cached_benches::statistics::Spread;
 use serde::Serialize;
 
@@ -166,7 +166,7 @@ impl Bench {
     fn load(&self, scenario: &Scenario, server: &Server, measured: Duration, pair: u32) -> Result<LoadSpec> {
         let limit = Limit::Time { warmup: self.warmup, measured };
         let seed = self.seed.wrapping_mul(1_000).wrapping_add(u64::from(pair));
-        scenario.load(server.target(), self.client_cpu, server.pid(), limit, seed)
+        scenario.load(server.target(), self.client_cpu, &[server.pid()], limit, seed)
     }
 
     /// Starts a server with all keys of the scenario in it.
@@ -192,7 +192,7 @@ impl Bench {
         words.extend(
             [address.to_string(), KEY_BYTES.to_string(), scenario.value_bytes.to_string()].map(Into::into),
         );
-        Server::spawn("canned", &words, Some(self.server_cpu), address)
+        Server::spawn("canned", &words, Some(self.server_cpu), address, Greeting::MEMCACHED)
     }
 }
 
