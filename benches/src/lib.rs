@@ -6,7 +6,7 @@
 //! measurement), [`process`] (their CPU time and memory), then the binaries in `src/bin/`, one per
 //! question.
 //!
-//! Non-goals: loads on a cluster, and assertions about times. A bench only prints figures, which
+//! Non-goals: clients that know several servers, and assertions about times. A bench only prints figures, which
 //! people judge.
 
 pub mod args;
