@@ -63,4 +63,4 @@ pub use running::{
 };
 pub use s3_table::S3Table;
 pub use store::{OpenOptions, Store, SweepCounts};
-pub use tables::{DrainTimes, InsightTable, check_tls, load_tls};
+pub use tables::{DrainTimes, InsightTable, check_tls, load_peer_tls, load_tls};

@@ -139,14 +139,27 @@ pub fn load_tls(
 ) -> Result<Option<Arc<ServerTls>>, ConfigError> {
     let Some(settings) = settings else { return Ok(None) };
     let loaded = ServerTls::load(settings.clone(), policies);
-    loaded.map(Arc::new).map(Some).map_err(|error| {
-        let key = match &error {
-            TlsError::File { file, .. } => format!("{table}.{}", file.key()),
-            TlsError::Mismatch(_) | TlsError::Settings(_) => table.to_owned(),
-        };
-        let exit = if error.is_mistake() { Exit::Configuration } else { Exit::Trouble };
-        ConfigError { exit, ..ConfigError::new(key, error) }
-    })
+    loaded.map(Arc::new).map(Some).map_err(|error| tls_error(table, error))
+}
+
+/// Checks the settings of the TLS table called `table`, which are those
+/// [of peers](TlsSettings::of_peers), and reads the certificates.
+///
+/// # Errors
+/// Returns the first key with an invalid value, or the problem with a file.
+pub fn load_peer_tls(table: &str, settings: TlsSettings) -> Result<Arc<ServerTls>, ConfigError> {
+    check_tls(table, &settings)?;
+    ServerTls::load_for_peers(settings).map(Arc::new).map_err(|error| tls_error(table, error))
+}
+
+/// Returns the error for a problem with the TLS table called `table`.
+fn tls_error(table: &str, error: TlsError) -> ConfigError {
+    let key = match &error {
+        TlsError::File { file, .. } => format!("{table}.{}", file.key()),
+        TlsError::Mismatch(_) | TlsError::Settings(_) => table.to_owned(),
+    };
+    let exit = if error.is_mistake() { Exit::Configuration } else { Exit::Trouble };
+    ConfigError { exit, ..ConfigError::new(key, error) }
 }
 
 #[cfg(test)]

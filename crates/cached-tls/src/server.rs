@@ -1,4 +1,5 @@
-//! TLS on the server's side: the configurations for new connections, and their replacement.
+//! TLS on the server's side, and between peers: the configurations for new connections, and their
+//! replacement.
 
 use crate::settings::{
     ClientCertificates, Material, MinVersion, TlsError, TlsFile, TlsSettings, certificates_of, stamps,
@@ -6,14 +7,14 @@ use crate::settings::{
 use named_file::{FileError, Stamp};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, ProducesTickets, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
-    SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
+    ServerConfig, SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion,
 };
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,6 +31,8 @@ pub struct ServerTls {
     settings: TlsSettings,
     /// The policies that listeners need.
     policies: Vec<ClientCertificates>,
+    /// Whether the certificate is also shown to those to which this process connects.
+    has_peers: bool,
     in_force: RwLock<InForce>,
     /// The states of the files at the last attempt to read them. Locked while they are read, so
     /// that reloads take effect in order.
@@ -39,6 +42,8 @@ pub struct ServerTls {
 /// The configurations for new connections.
 struct InForce {
     configs: HashMap<ClientCertificates, Arc<ServerConfig>>,
+    /// For connections to peers, if there are any.
+    client: Option<Arc<ClientConfig>>,
     authorities: Vec<CertificateDer<'static>>,
     since: Instant,
     /// The earliest expiry, in seconds since 1970.
@@ -52,6 +57,24 @@ impl ServerTls {
     /// # Errors
     /// Returns [`TlsError`], a one-line message.
     pub fn load(settings: TlsSettings, policies: &[ClientCertificates]) -> Result<ServerTls, TlsError> {
+        ServerTls::load_as(settings, policies, false)
+    }
+
+    /// Reads the files, also for connections that this process opens: their
+    /// [`client_config`](Self::client_config) presents the same certificate, and trusts the authorities
+    /// that sign clients' certificates. `settings` are those [of peers](TlsSettings::of_peers).
+    ///
+    /// # Errors
+    /// Returns [`TlsError`], a one-line message.
+    pub fn load_for_peers(settings: TlsSettings) -> Result<ServerTls, TlsError> {
+        ServerTls::load_as(settings, &[], true)
+    }
+
+    fn load_as(
+        settings: TlsSettings,
+        policies: &[ClientCertificates],
+        has_peers: bool,
+    ) -> Result<ServerTls, TlsError> {
         let mut all = vec![settings.client_certificates];
         for policy in policies {
             if !all.contains(policy) {
@@ -59,8 +82,9 @@ impl ServerTls {
             }
         }
         let read = stamps(&settings);
-        let in_force = InForce::load(&settings, &all, None)?;
-        Ok(ServerTls { settings, policies: all, in_force: RwLock::new(in_force), read: Mutex::new(read) })
+        let in_force = InForce::load(&settings, &all, has_peers, None)?;
+        let (in_force, read) = (RwLock::new(in_force), Mutex::new(read));
+        Ok(ServerTls { settings, policies: all, has_peers, in_force, read })
     }
 
     /// Returns the settings.
@@ -73,6 +97,12 @@ impl ServerTls {
     pub fn config(&self, policy: ClientCertificates) -> Option<Arc<ServerConfig>> {
         let in_force = self.in_force.read();
         in_force.configs.get(&policy).cloned()
+    }
+
+    /// Returns the configuration for a new connection to a peer; `None` if the files were not
+    /// [loaded for peers](Self::load_for_peers).
+    pub fn client_config(&self) -> Option<Arc<ClientConfig>> {
+        self.in_force.read().client.clone()
     }
 
     /// Returns whether no client can be served with this policy, because it requires certificates
@@ -134,7 +164,8 @@ impl ServerTls {
         // The attempt is recorded before the files are read, so that the next check notices a
         // change in between.
         let attempted = std::mem::replace(&mut *read, now);
-        let fresh = InForce::load(&self.settings, &self.policies, Some(&self.in_force.read()))?;
+        let fresh =
+            InForce::load(&self.settings, &self.policies, self.has_peers, Some(&self.in_force.read()))?;
         let outcome = others();
         match outcome {
             Ok(_) => *self.in_force.write() = fresh,
@@ -156,6 +187,7 @@ impl InForce {
     fn load(
         settings: &TlsSettings,
         policies: &[ClientCertificates],
+        has_peers: bool,
         before: Option<&InForce>,
     ) -> Result<InForce, TlsError> {
         let material = Material::read(settings)?;
@@ -170,7 +202,11 @@ impl InForce {
             configs.insert(*policy, Arc::new(config));
         }
         let expiry = expiry(&material.chain, &provider);
-        Ok(InForce { configs, authorities: material.authorities, since: Instant::now(), expiry })
+        let client = match has_peers {
+            true => Some(Arc::new(client_config(settings, &material, &provider)?)),
+            false => None,
+        };
+        Ok(InForce { configs, client, authorities: material.authorities, since: Instant::now(), expiry })
     }
 }
 
@@ -191,6 +227,42 @@ fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
     Ok(provider)
 }
 
+/// Returns the configuration for connections to peers.
+fn client_config(
+    settings: &TlsSettings,
+    material: &Material,
+    provider: &Arc<CryptoProvider>,
+) -> Result<ClientConfig, TlsError> {
+    let builder = ClientConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_protocol_versions(versions(settings)).map_err(no_suite)?;
+    let builder = builder.with_root_certificates(material.roots(settings)?);
+    let mut config =
+        builder.with_client_auth_cert(material.chain.clone(), material.key.clone_key()).map_err(mismatch)?;
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn versions(settings: &TlsSettings) -> &'static [&'static SupportedProtocolVersion] {
+    static ALL: [&SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
+    match settings.min_version {
+        MinVersion::Tls12 => &ALL,
+        MinVersion::Tls13 => &ALL[1..],
+    }
+}
+
+fn no_suite(_: Error) -> TlsError {
+    TlsError::Settings("none of the cipher suites belongs to an accepted version of TLS".into())
+}
+
+fn mismatch(error: Error) -> TlsError {
+    match error {
+        Error::InconsistentKeys(_) => {
+            TlsError::Mismatch("the key does not belong to the first certificate of the chain".into())
+        }
+        error => TlsError::Mismatch(error.to_string()),
+    }
+}
+
 fn config(
     settings: &TlsSettings,
     material: &Material,
@@ -198,14 +270,8 @@ fn config(
     provider: &Arc<CryptoProvider>,
     earlier: Option<&Arc<ServerConfig>>,
 ) -> Result<ServerConfig, TlsError> {
-    let versions: &[&SupportedProtocolVersion] = match settings.min_version {
-        MinVersion::Tls12 => &[&rustls::version::TLS12, &rustls::version::TLS13],
-        MinVersion::Tls13 => &[&rustls::version::TLS13],
-    };
-    let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
-    let builder = builder.map_err(|_| {
-        TlsError::Settings("none of the cipher suites belongs to an accepted version of TLS".into())
-    })?;
+    let builder = ServerConfig::builder_with_provider(provider.clone());
+    let builder = builder.with_protocol_versions(versions(settings)).map_err(no_suite)?;
     let builder = match policy {
         ClientCertificates::None => builder.with_no_client_auth(),
         ClientCertificates::Require
@@ -232,12 +298,7 @@ fn config(
         }
     };
     let single = builder.with_single_cert(material.chain.clone(), material.key.clone_key());
-    let mut config = single.map_err(|error| match error {
-        Error::InconsistentKeys(_) => {
-            TlsError::Mismatch("the key does not belong to the first certificate of the chain".into())
-        }
-        error => TlsError::Mismatch(error.to_string()),
-    })?;
+    let mut config = single.map_err(mismatch)?;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.max_early_data_size = 0;
     config.send_tls13_tickets = 0;

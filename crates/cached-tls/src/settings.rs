@@ -46,6 +46,24 @@ impl Default for TlsSettings {
     }
 }
 
+impl TlsSettings {
+    /// Returns the settings of peers, each of which accepts connections and opens some: both sides
+    /// present a certificate, they speak TLS 1.3, and resume no sessions, so that each connection is
+    /// verified. `ca_file` has the authorities whose certificates they accept.
+    #[must_use]
+    pub fn of_peers(chain_file: PathBuf, key_file: PathBuf, ca_file: PathBuf) -> TlsSettings {
+        TlsSettings {
+            chain_file,
+            key_file,
+            ca_file,
+            client_certificates: ClientCertificates::Require,
+            min_version: MinVersion::Tls13,
+            session_tickets: false,
+            ..TlsSettings::default()
+        }
+    }
+}
+
 /// The format of a private key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
