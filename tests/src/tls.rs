@@ -59,9 +59,17 @@ impl Certificates {
     /// # Panics
     /// Panics if the files cannot be written.
     pub fn issue(&self, name: &str, validity: Validity) {
+        self.issue_for(name, &["localhost", "127.0.0.1"], validity);
+    }
+
+    /// Signs a certificate for these hosts, as [`issue`](Self::issue) does.
+    ///
+    /// # Panics
+    /// Panics if the files cannot be written.
+    pub fn issue_for(&self, name: &str, hosts: &[&str], validity: Validity) {
         let key = KeyPair::generate().expect("a key");
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let mut params = CertificateParams::new(names).expect("names");
+        let hosts: Vec<String> = hosts.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(hosts).expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];

@@ -291,6 +291,13 @@ impl Frame {
         out
     }
 
+    /// Returns whether the first two bytes are those of TLS: a handshake, or an alert. No frame has such a
+    /// length.
+    #[must_use]
+    pub fn is_tls(first: [u8; 2]) -> bool {
+        matches!(first, [21 | 22, 3])
+    }
+
     /// Returns how many bytes follow the first two bytes of a frame: they are for
     /// [`decode`](Self::decode).
     ///

@@ -12,11 +12,11 @@
 //!  conn          one connection: bytes in, replies out
 //!  exec          one request: store, counters, reply
 //!  stats         reports: `stats`, metrics, documents of the admin listener
-//!  stream        buffers and TLS of one connection
 //!  shared        the state that all threads share
 //!  telemetry     counters, heartbeats, hot keys, event lines
 //!  ring          the ring of nodes to which the server belongs
 //!  connections   the table of connections, and commands to the workers that serve them
+//!  stream        buffers and TLS of one connection
 //!  settings      the settings of a server: [`Settings`]
 //!  objects, process, locks
 //! ```
@@ -69,6 +69,7 @@ pub mod fuzzing {
 
 pub use copy::{Copied, CopyError};
 pub use listen::ListenError;
+pub use listen::ring::has_twin;
 pub use objects::ObjectHandOver;
 pub use process::{Logging, raise_descriptor_limit};
 pub use ring::MoveStep;

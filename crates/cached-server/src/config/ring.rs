@@ -1,14 +1,14 @@
 //! `[ring]`: the ring of nodes to which the server belongs. The table names this node, its addresses
-//! in a ring whose map is in the registry or else a file with the map, and files with the secrets by
-//! which the nodes recognise each other.
+//! in a ring whose map is in the registry or else a file with the map, and the files with the secrets and
+//! certificates by which the nodes recognise each other.
 
 use super::{File, memcached};
 use cached_config::{
-    BackendTable, ConfigError, Listening, ObjectsTable, exposure, invalid, require, secret, secret_warning,
-    with_defaults, within,
+    BackendTable, ConfigError, Listening, ObjectsTable, exposure, invalid, load_peer_tls, require, secret,
+    secret_warning, with_defaults, within,
 };
 use cached_memcached::settings::{
-    ClientCertificates, ListenAddress, ListenTls, RingSecrets, RingSettings, Settings,
+    ClientCertificates, ListenAddress, ListenTls, RingSecrets, RingSettings, ServerTls, Settings, TlsSettings,
 };
 use cached_objects::is_elected;
 use cached_process::Exit;
@@ -54,6 +54,22 @@ with_defaults! {
         /// The maximum number of connections that one other node may open; each opens one for every
         /// thread.
         pub peer_lanes_max: u32 = 16,
+        /// TLS between nodes; `None` without it.
+        pub tls: Option<RingTlsTable> = None,
+    }
+}
+
+with_defaults! {
+    /// The table `[ring.tls]`: the certificate that this node shows to all others.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default, deny_unknown_fields, expecting = "a table")]
+    pub struct RingTlsTable {
+        /// The certificate chain: PEM, the node's own certificate first.
+        pub chain_file: PathBuf = PathBuf::new(),
+        /// The private key; if empty, it is in the file of the chain.
+        pub key_file: PathBuf = PathBuf::new(),
+        /// The certificates of the authorities that sign the nodes' certificates.
+        pub ca_file: PathBuf = PathBuf::new(),
     }
 }
 
@@ -134,19 +150,20 @@ impl RingTable {
             return invalid("ring.secret_file_previous", "is set without secret_file; set both");
         }
         let files = RingFiles { map, current, previous };
-        match self.why_secret(node, &files.map, settings).filter(|_| files.current.is_none()) {
+        let is_open = files.current.is_none() && self.tls.is_none();
+        match self.why_secret(node, &files.map, settings).filter(|_| is_open) {
             None => Ok(files),
             Some(why) => invalid(
                 "ring.secret_file",
                 format!(
                     "is missing; {why}, so the nodes must share a secret, for example the output of: openssl rand \
-                     -hex 32"
+                     -hex 32; or show certificates, which [ring.tls] names"
                 ),
             ),
         }
     }
 
-    /// Returns why the nodes must share a secret, if they must: nodes read and change everything.
+    /// Returns why the nodes must share a secret or show certificates, if they must: nodes read and change everything.
     fn why_secret(&self, node: &str, map: &Map, settings: &Settings) -> Option<String> {
         // A node also sends requests and values to the addresses of all others.
         let nodes = map.nodes().iter().map(|node| node.ring.clone());
@@ -230,6 +247,7 @@ impl RingTable {
             listen: listen?,
             map: Arc::new(files.map),
             secrets: RingSecrets::new(files.current, files.previous),
+            tls: self.tls.as_ref().map(RingTlsTable::load).transpose()?,
             peer_timeout: Duration::from_millis(self.peer_timeout_ms),
             connect_timeout: Duration::from_millis(self.connect_timeout_ms),
             peer_lanes_max: self.peer_lanes_max,
@@ -296,6 +314,13 @@ impl RingTable {
     }
 }
 
+impl RingTlsTable {
+    fn load(&self) -> Result<Arc<ServerTls>, ConfigError> {
+        let RingTlsTable { chain_file, key_file, ca_file } = self.clone();
+        load_peer_tls("ring.tls", TlsSettings::of_peers(chain_file, key_file, ca_file))
+    }
+}
+
 /// Checks that the map of a ring can be in the registry.
 fn check_registry(
     registry: Option<&RegistryTable>,
@@ -347,9 +372,10 @@ fn reachable(key: &str, text: &str) -> Result<String, ConfigError> {
 /// Returns warnings about the ring.
 pub(crate) fn warnings(ring: &RingSettings) -> Vec<String> {
     let exposed = ring.listen.iter().find_map(|address| exposure(&memcached::plain_address(address)));
+    let exposed = exposed.filter(|_| ring.tls.is_none());
     let nodes = ring.map.nodes().len();
     let exposed = exposed.map(|exposed| {
-        format!("[ring]: {exposed}; the secret keeps strangers out, but nothing between nodes is encrypted: use a private network")
+        format!("[ring]: {exposed}; the secret keeps strangers out, but nothing between nodes is encrypted: use [ring.tls], or a private network")
     });
     let many = (nodes > NODES_WITHOUT_WARNING).then(|| {
         format!(
@@ -486,7 +512,7 @@ mod tests {
             (
                 "node = \"a\"\nlisten = [\"*:21311\"]".into(),
                 ".secret_file: is missing; *:21311 can be reached from other machines, so the nodes must share a \
-                 secret, for example the output of: openssl rand -hex 32",
+                 secret, for example the output of: openssl rand -hex 32; or show certificates, which [ring.tls] names",
             ),
             (
                 format!("node = \"a\"\n{}", files.key("secret_file", "short")),
@@ -508,6 +534,19 @@ mod tests {
                  has a connection to every other node",
             ),
             (
+                "node = \"a\"\n[ring.tls]\nca_file = \"/ca\"".into(),
+                ".tls.chain_file: is missing; it must name the file of the certificate chain",
+            ),
+            (
+                "node = \"a\"\n[ring.tls]\nchain_file = \"/no/chain\"".into(),
+                ".tls.ca_file: is missing; it must name the certificates of the authorities that sign client \
+                 certificates",
+            ),
+            (
+                "node = \"a\"\nlisten = [\"*:21311\"]\n[ring.tls]\nchain_file = \"/no/chain\"\nca_file = \"/ca\"".into(),
+                ".tls.chain_file: Error loading the certificate chain: /no/chain : No such file or directory",
+            ),
+            (
                 "node = \"a\"\n[memcached]\nlisten = []\n#".into(),
                 ": requires a listener for memcached's clients; set memcached.listen (-p, -l)",
             ),
@@ -526,7 +565,8 @@ mod tests {
         );
         files.write("users", "app:secret\n");
         let password = format!("node = \"a\"\n[memcached]\n{}", files.key("auth_file", "users"));
-        let needs = "so the nodes must share a secret, for example the output of: openssl rand -hex 32";
+        let needs = "so the nodes must share a secret, for example the output of: openssl rand -hex 32; or show \
+                     certificates, which [ring.tls] names";
         let why = format!("{table}.secret_file: is missing; clients need a password, {needs}");
         assert_eq!(files.mistake(&password), why);
         // The map's own address is named by the key of the map.

@@ -4,15 +4,14 @@
 use super::documents::{Documents, DocumentsError};
 use crate::config::{Config, Secrets};
 use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
+use cached_memcached::has_twin;
+use cached_memcached::settings::RingSettings;
 use cached_process::{Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
-use cached_ring::hello::{Frame, Greeting, Hello, RefusedCode, VERSION_MAX, VERSION_MIN};
 use cached_ring::{Map, Node};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 
 /// A node that has joined its ring, whose map is in the registry, before its server is open.
@@ -57,7 +56,7 @@ impl Joined {
             let joined = async {
                 let (store, registry) = open(config, table, secrets, &mut waiting).await?;
                 let documents = Documents::new(settings.map.ring(), registry);
-                join(&documents, &own, settings.connect_timeout, is_fresh, &mut waiting).await?;
+                join(&documents, &own, settings, is_fresh, &mut waiting).await?;
                 Ok((store, documents))
             };
             tokio::select! {
@@ -97,7 +96,7 @@ impl Joined {
         let mut waiting = Waiting::new(show);
         let joined = self.runtime.block_on(async {
             tokio::select! {
-                joined = join(&self.documents, &self.own, settings.connect_timeout, false, &mut waiting) => {
+                joined = join(&self.documents, &self.own, settings, false, &mut waiting) => {
                     joined.map(|()| true)
                 }
                 () = end => Ok(false),
@@ -150,12 +149,12 @@ fn refused(key: &str, why: impl std::fmt::Display) -> ConfigError {
 async fn join(
     documents: &Documents,
     own: &Node,
-    connect_timeout: Duration,
+    settings: &RingSettings,
     mut is_fresh: bool,
     waiting: &mut Waiting<'_>,
 ) -> Result<(), ConfigError> {
     loop {
-        let failed = match step(documents, own, connect_timeout, is_fresh).await {
+        let failed = match step(documents, own, settings, is_fresh).await {
             Ok(None) => return Ok(()),
             Ok(Some(line)) => {
                 tracing::info!(node = own.name, "{line}");
@@ -193,7 +192,7 @@ impl<E: Into<DocumentsError>> From<E> for JoinError {
 async fn step(
     documents: &Documents,
     own: &Node,
-    timeout: Duration,
+    settings: &RingSettings,
     is_fresh: bool,
 ) -> Result<Option<String>, JoinError> {
     let Some(before) = documents.find().await? else {
@@ -211,12 +210,18 @@ async fn step(
     };
     let known = map.node(index);
     let is_elsewhere = (&known.ring, &known.address) != (&own.ring, &own.address);
-    if (is_fresh || is_elsewhere) && has_twin(&known.ring, ring, own, timeout).await {
-        return Err(JoinError::Twin(format!(
-            "is {}, but a process of this name answers at {} (this process: {}); stop it, or give this node another \
-             name",
-            own.name, known.ring, own.ring
-        )));
+    if is_fresh || is_elsewhere {
+        let (name, at) = (&own.name, &known.ring);
+        let twin = has_twin(settings, ring, name, at).await;
+        let found = match twin {
+            Ok(false) => None,
+            Ok(true) => Some(format!("a process of this name answers at {at} (this process: {})", own.ring)),
+            Err(why) => Some(format!("something answers at {at} that may be a process of this name: {why}")),
+        };
+        if let Some(found) = found {
+            let line = format!("is {name}, but {found}; stop it, or give this node another name");
+            return Err(JoinError::Twin(line));
+        }
     }
     if is_elsewhere {
         let after = map.set_addresses(own)?;
@@ -230,42 +235,15 @@ async fn step(
     Ok(None)
 }
 
-/// Returns whether another process of this node's name runs at an address: it refuses a second one.
-async fn has_twin(address: &str, ring: &str, own: &Node, timeout: Duration) -> bool {
-    let asked = async {
-        let mut random = [0; 40];
-        getrandom::fill(&mut random).ok()?;
-        let (incarnation, nonce) = random.split_first_chunk::<8>()?;
-        let greeting = Greeting {
-            features: 0,
-            nonce: nonce.try_into().ok()?,
-            incarnation: u64::from_le_bytes(*incarnation),
-            map_version: 0,
-            map_digest: 0,
-            unix_time_ms: 0,
-            ring: ring.to_owned(),
-            node: own.name.clone(),
-        };
-        let (versions, wanted_node) = ((VERSION_MIN, VERSION_MAX), own.name.clone());
-        let hello = Frame::Hello(Hello { versions, worker: 0, workers: 1, greeting, wanted_node });
-        let mut stream = TcpStream::connect(address).await.ok()?;
-        stream.write_all(&hello.encode()).await.ok()?;
-        let mut len = [0; 2];
-        stream.read_exact(&mut len).await.ok()?;
-        let mut frame = vec![0; Frame::len(len).ok()?];
-        stream.read_exact(&mut frame).await.ok()?;
-        Frame::decode(&frame).ok()
-    };
-    let answer = tokio::time::timeout(timeout, asked).await.ok().flatten();
-    matches!(answer, Some(Frame::Refused(refused)) if refused.code == RefusedCode::SecondProcess)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ring::documents::Documents;
     use blocker::Memory;
+    use cached_memcached::settings::RingSecrets;
     use cached_registry::{Key, RegistryTable};
+    use cached_ring::hello::{Frame, Greeting};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     fn registry() -> Registry {
@@ -278,11 +256,24 @@ mod tests {
         Node { name: name.into(), ring, address, weight: 1, term: 0 }
     }
 
+    fn settings(own: &Node) -> RingSettings {
+        RingSettings {
+            node: own.name.clone(),
+            listen: Vec::new(),
+            map: Arc::new(Map::first("main", own.clone()).expect("a map")),
+            secrets: RingSecrets::default(),
+            tls: None,
+            peer_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(60),
+            peer_lanes_max: 1,
+        }
+    }
+
     /// Makes all changes of a start. Returns how many lines it has logged, or the mistake.
     async fn started(documents: &Documents, own: &Node) -> Result<usize, String> {
         let mut lines = 0;
         loop {
-            match step(documents, own, Duration::from_secs(60), lines == 0).await {
+            match step(documents, own, &settings(own), lines == 0).await {
                 Ok(None) => return Ok(lines),
                 Ok(Some(_)) => lines += 1,
                 Err(JoinError::Twin(line)) => return Err(line),

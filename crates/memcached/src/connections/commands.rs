@@ -2,6 +2,7 @@
 
 use super::info::{ConnInfo, HandedConnection};
 use crate::locks::{COMMANDS, Lock};
+use crate::stream::Link;
 use cached_ring::Map;
 use cached_tls::ClientCertificates;
 use rustix::event::{EventfdFlags, eventfd};
@@ -55,7 +56,7 @@ pub(crate) struct OpenLane {
     pub(crate) node: String,
     /// The address at which it was reached.
     pub(crate) address: String,
-    pub(crate) socket: OwnedFd,
+    pub(crate) link: Link,
     /// Dropped when the lane has ended, so that another one may be opened.
     pub(crate) ended: oneshot::Sender<()>,
 }
@@ -88,7 +89,7 @@ pub(crate) struct ServeLane {
     pub(crate) number: u64,
     /// The name of the node.
     pub(crate) node: String,
-    pub(crate) socket: OwnedFd,
+    pub(crate) link: Link,
     /// Dropped when the lane has ended.
     pub(crate) ended: oneshot::Sender<()>,
 }

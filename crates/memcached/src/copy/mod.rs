@@ -16,12 +16,14 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `line` | the connection |
 //! | `served` | a session with this node as its source, from its beginning to its end |
 //! | `source` | sends the items |
 //! | `walk` | the order in which items are sent |
 //! | `queue` | the keys that have changed while items are sent |
 //! | `target` | the end that asks, and stores what comes |
 
+mod line;
 mod queue;
 mod served;
 mod source;
@@ -30,13 +32,15 @@ mod source_tests;
 mod target;
 mod walk;
 
+pub(crate) use line::Line;
 pub(crate) use served::accept;
 pub(crate) use target::copy;
 pub use target::{Copied, CopyError};
 
 use crate::ring::SERVED_MAX;
-use crate::settings::Settings;
+use crate::settings::{RingSettings, Settings};
 use crate::shared::Shared;
+use crate::stream::TLS_BUFFERS_BYTES;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -50,13 +54,12 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 /// Returns the most memory of copy sessions, in bytes: of those that this node serves, and of the one
 /// that it asks for. There are none without a ring whose map is in a registry.
 pub(crate) fn bytes_max(settings: &Settings) -> usize {
-    let has_moves =
-        settings.ring.as_ref().is_some_and(|ring| ring.map.nodes().iter().any(|node| node.term != 0));
-    let item = 2 * settings.item_bytes_max;
-    match has_moves {
-        true => SERVED_MAX * (source::SESSION_BYTES_MAX + item) + target::SESSION_BYTES_MAX + item,
-        false => 0,
-    }
+    let has_moves = |ring: &&Arc<RingSettings>| ring.map.nodes().iter().any(|node| node.term != 0);
+    let Some(ring) = settings.ring.as_ref().filter(has_moves) else { return 0 };
+    // The buffers of the connection, and what it keeps itself, which is less.
+    let tls = if ring.tls.is_some() { 2 * TLS_BUFFERS_BYTES } else { 0 };
+    let more = 2 * settings.item_bytes_max + tls;
+    SERVED_MAX * (source::SESSION_BYTES_MAX + more) + target::SESSION_BYTES_MAX + more
 }
 
 /// Runs a session on a thread of its own. Returns whether it was started: it is not once the server

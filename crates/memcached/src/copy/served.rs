@@ -1,13 +1,12 @@
 //! A copy session whose source is this node: what comes before and after the items.
 
-use super::{LOOK, is_ending, source, spawn};
+use super::{LOOK, Line, is_ending, source, spawn};
 use crate::ring::{MIXED, Ring, SERVED_MAX};
 use crate::shared::Shared;
+use crate::stream::Link;
 use cached_ring::Move;
 use cached_ring::copy::{Frame, HEAD_BYTES, REFUSED_BYTES_MAX, frame};
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::OwnedFd;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -19,27 +18,27 @@ const MAP_WITHIN: Duration = Duration::from_secs(2);
 const COPY_BYTES: usize = HEAD_BYTES + 8;
 
 /// Serves a copy session to the node `node` on a thread of its own. Both have said hello.
-pub(crate) fn accept(shared: &Arc<Shared>, node: String, socket: OwnedFd) {
+pub(crate) fn accept(shared: &Arc<Shared>, node: String, link: Link) {
     spawn(shared, move |shared| {
         let Some(ring) = &shared.ring else { return };
-        let stream = TcpStream::from(socket);
-        match serve(shared, ring, &node, &stream) {
+        let mut line = Line::new(link);
+        match serve(shared, ring, &node, &mut line) {
             Ok(()) => {}
-            Err(End::Refused(line)) => {
-                tracing::info!(node, "a copy session is refused: {line}");
+            Err(End::Refused(why)) => {
+                tracing::info!(node, "a copy session is refused: {why}");
                 let mut bytes = Vec::new();
-                let text = &line[..line.floor_char_boundary(REFUSED_BYTES_MAX)];
+                let text = &why[..why.floor_char_boundary(REFUSED_BYTES_MAX)];
                 Frame::Refused { text }.encode(&mut bytes);
                 // What has come is read first, because the close would otherwise overtake the reason.
                 for _ in 0..4 {
-                    if !matches!((&stream).read(&mut [0; 256]), Ok(1..)) {
+                    if !matches!(line.read(&mut [0; 256], LOOK), Ok(1..)) {
                         break;
                     }
                 }
                 // The other node may have gone.
-                let _ = (&stream).write_all(&bytes);
+                let _ = line.write_all(&bytes, peer_timeout(shared));
             }
-            Err(End::Failed(line)) => tracing::warn!(node, "a copy session has ended: {line}"),
+            Err(End::Failed(why)) => tracing::warn!(node, "a copy session has ended: {why}"),
         }
     });
 }
@@ -72,17 +71,14 @@ impl Drop for Place<'_> {
     }
 }
 
-fn serve(shared: &Shared, ring: &Ring, node: &str, stream: &TcpStream) -> Result<(), End> {
-    stream.set_nonblocking(false)?;
-    stream.set_write_timeout(shared.settings.ring.as_ref().map(|settings| settings.peer_timeout))?;
-    stream.set_read_timeout(Some(LOOK))?;
+fn serve(shared: &Shared, ring: &Ring, node: &str, line: &mut Line) -> Result<(), End> {
     if !ring.begin_serving() {
         return Err(End::Refused(format!(
             "{SERVED_MAX} nodes are copying from it, as many as may at a time"
         )));
     }
     let mut place = Place { ring, id: None, is_committed: false };
-    let id = read_copy(shared, stream)?;
+    let id = read_copy(shared, line)?;
     let the_move = await_move(shared, ring, id, node)?;
     place.id = Some(id);
     let Some(flushes) = shared.kv.flushes() else {
@@ -115,19 +111,23 @@ fn serve(shared: &Shared, ring: &Ring, node: &str, stream: &TcpStream) -> Result
     if begun.is_some() && !shared.connections.pass(&mut || !ends()) {
         return Err(End::Failed("this node ends it, or the move has ended".into()));
     }
-    source::serve(shared, stream, &the_move, begun, &seal, &ends)
+    source::serve(shared, line, &the_move, begun, &seal, &ends)
         .map_err(|error| End::Failed(error.to_string()))?;
     place.is_committed = true;
     Ok(())
 }
 
+/// Returns the time in which the other node must take what is sent.
+fn peer_timeout(shared: &Shared) -> Duration {
+    shared.settings.ring.as_ref().map_or(MAP_WITHIN, |settings| settings.peer_timeout)
+}
+
 /// Reads COPY, and returns the id of the move.
-fn read_copy(shared: &Shared, mut stream: &TcpStream) -> Result<u64, End> {
-    let limit = shared.settings.ring.as_ref().map_or(MAP_WITHIN, |settings| settings.peer_timeout);
-    let deadline = Instant::now() + limit;
+fn read_copy(shared: &Shared, line: &mut Line) -> Result<u64, End> {
+    let deadline = Instant::now() + peer_timeout(shared);
     let (mut bytes, mut filled) = ([0; COPY_BYTES], 0);
     while filled < COPY_BYTES {
-        match stream.read(&mut bytes[filled..]) {
+        match line.read(&mut bytes[filled..], LOOK) {
             Ok(0) => return Err(End::Failed("the other node has closed it".into())),
             Ok(count) => filled += count,
             Err(error) if is_pause(&error) && Instant::now() < deadline && !is_ending(shared) => {}

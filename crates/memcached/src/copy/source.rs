@@ -6,7 +6,7 @@
 
 use super::queue::{BYTES_MAX as QUEUE_BYTES_MAX, Keys, Queue, TooMany};
 use super::walk::Walk;
-use super::{LOOK, PING_EVERY};
+use super::{LOOK, Line, PING_EVERY};
 use crate::ring::{Direction, Ring};
 use crate::shared::Shared;
 use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue};
@@ -14,9 +14,7 @@ use cached_ring::Move;
 use cached_ring::copy::{
     Frame, ItemFrame, Malformed, OutOfOrder, Source, SourceAction, SourceEvent, bits, frame,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
@@ -83,7 +81,7 @@ impl From<TooMany> for SourceError {
 /// Returns [`SourceError`]. If the slots are sealed, they stay so.
 pub(super) fn serve(
     shared: &Shared,
-    stream: &TcpStream,
+    line: &mut Line,
     the_move: &Move,
     begun: Option<u32>,
     seal: &(dyn Fn() -> bool + Sync),
@@ -104,7 +102,7 @@ pub(super) fn serve(
     let mut session = Session {
         shared,
         ring,
-        stream,
+        line,
         seal,
         ends,
         silent_max,
@@ -128,7 +126,7 @@ pub(super) fn serve(
 struct Session<'a> {
     shared: &'a Shared,
     ring: &'a Ring,
-    stream: &'a TcpStream,
+    line: &'a mut Line,
     seal: &'a (dyn Fn() -> bool + Sync),
     ends: &'a (dyn Fn() -> bool + Sync),
     silent_max: Duration,
@@ -156,7 +154,6 @@ struct Session<'a> {
 
 impl Session<'_> {
     fn run(&mut self) -> Result<(), SourceError> {
-        self.stream.set_nonblocking(true)?;
         // The walk leaves the cores to the workers. What comes afterwards does not: the changes must be
         // sent faster than they occur, and after the seal clients wait. A thread cannot raise its
         // priority again, so the walk has a thread of its own.
@@ -172,7 +169,7 @@ impl Session<'_> {
         self.decide(SourceEvent::Walked)?;
         while !self.is_committed {
             if !self.has_changes() {
-                self.wait(PollFlags::IN)?;
+                self.line.wait(LOOK)?;
             }
             self.take_turn()?;
         }
@@ -299,7 +296,7 @@ impl Session<'_> {
         }
         let mut sent = 0;
         while sent < self.out.bytes.len() {
-            match (&*self.stream).write(&self.out.bytes[sent..]) {
+            match self.line.write(&self.out.bytes[sent..]) {
                 Ok(0) => return Err(SourceError::Closed),
                 Ok(count) => {
                     sent += count;
@@ -307,7 +304,7 @@ impl Session<'_> {
                     self.spoke = self.heard;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.wait(PollFlags::OUT)?;
+                    self.line.wait(LOOK)?;
                     self.look_at_time()?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -325,7 +322,7 @@ impl Session<'_> {
             return Ok(Some(event));
         }
         let mut bytes = [0; 512];
-        match (&*self.stream).read(&mut bytes) {
+        match self.line.read(&mut bytes, Duration::ZERO) {
             Ok(0) => return Err(SourceError::Closed),
             Ok(count) => {
                 self.heard = Instant::now();
@@ -352,15 +349,6 @@ impl Session<'_> {
             }
         }
         Ok(None)
-    }
-
-    /// Waits until the socket is ready, or for a short time.
-    fn wait(&self, flags: PollFlags) -> Result<(), SourceError> {
-        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(LOOK.subsec_nanos()) };
-        match poll(&mut [PollFd::new(self.stream, flags)], Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(io::Error::from(error).into()),
-        }
     }
 
     /// Looks whether the session must end, and sends PING if it is time.

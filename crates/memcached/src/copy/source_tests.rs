@@ -1,11 +1,13 @@
 //! The source with threads that change its items, and a target that only keeps what comes.
 
+use super::Line;
 use super::queue::{BYTES_MAX, KEY_OVERHEAD_BYTES};
 use super::source::serve;
 use crate::Server;
 use crate::process::Logging;
 use crate::settings::{RingSecrets, RingSettings, Settings};
 use crate::shared::Shared;
+use crate::stream::Link;
 use cached_core::clock::Expiry;
 use cached_core::kv::{
     ArithmeticOptions, DeleteOptions, DeleteOutcome, FetchOptions, ImportOptions, ItemView, StoreMode,
@@ -32,6 +34,8 @@ fn node_with(memory_bytes: usize) -> Arc<Shared> {
         address: format!("127.0.0.1:{}", port + 1),
         weight: 1,
         term: 0,
+        lease_ms: 0,
+        warden: None,
     };
     let owners = Box::new([NodeIndex(0); SLOTS]);
     let map = Map::new("main", 1, vec![node("a", 1), node("b", 3)], owners).expect("a map");
@@ -40,9 +44,11 @@ fn node_with(memory_bytes: usize) -> Arc<Shared> {
         listen: Vec::new(),
         map: Arc::new(map),
         secrets: RingSecrets::default(),
+        tls: None,
         peer_timeout: Duration::from_secs(10),
         connect_timeout: Duration::from_secs(1),
         peer_lanes_max: 16,
+        has_leases: false,
     };
     let settings = Settings {
         listen: Vec::new(),
@@ -60,10 +66,12 @@ fn half() -> Move {
     Move { id: 2, from: NodeIndex(0), to: NodeIndex(0), slots }
 }
 
-fn sockets() -> (TcpStream, TcpStream) {
+fn sockets() -> (Line, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (listener.accept().unwrap().0, far)
+    let near = listener.accept().unwrap().0;
+    near.set_nonblocking(true).unwrap();
+    (Line::new(Link::new(near.into(), None)), far)
 }
 
 /// An item as it is sent, without its use.
@@ -241,7 +249,7 @@ fn copy_under_load(memory_bytes: usize, seed: u64) {
     for number in (0..KEYS).step_by(4) {
         execute(&shared, &mut rng, &key(number));
     }
-    let (near, far) = sockets();
+    let (mut near, far) = sockets();
     // Whether requests for the slots are executed, and which keys were last acknowledged as absent.
     let is_open = RwLock::new(true);
     let absent: Vec<Mutex<bool>> = (0..KEYS).map(|_| Mutex::new(false)).collect();
@@ -270,8 +278,8 @@ fn copy_under_load(memory_bytes: usize, seed: u64) {
                 }
             });
         }
-        let served =
-            scope.spawn(|| serve(&shared, &near, &the_move, Some(shared.kv.now_secs()), &seal, &|| false));
+        let served = scope
+            .spawn(|| serve(&shared, &mut near, &the_move, Some(shared.kv.now_secs()), &seal, &|| false));
         target.receive(Until::Ready);
         target.say(&Frame::Ping);
         target.say(&Frame::Seal);
@@ -330,8 +338,8 @@ fn session(
     let served = thread::scope(|scope| {
         scope.spawn(|| act(Target::new(far)));
         // The far end reads until this end is closed.
-        let near = near;
-        serve(shared, &near, &half(), Some(shared.kv.now_secs()), &seal, ends)
+        let mut near = near;
+        serve(shared, &mut near, &half(), Some(shared.kv.now_secs()), &seal, ends)
     });
     (served.unwrap_err().to_string(), is_sealed.into_inner())
 }
@@ -421,8 +429,8 @@ fn a_session_ends_when_more_keys_change_than_may_wait() {
             target.say(&Frame::Seal);
             target.receive(Until::Closed);
         });
-        let near = near;
-        serve(&shared, &near, &half(), Some(shared.kv.now_secs()), &seal, &|| false)
+        let mut near = near;
+        serve(&shared, &mut near, &half(), Some(shared.kv.now_secs()), &seal, &|| false)
     });
     assert_eq!(served.unwrap_err().to_string(), "items change faster than they can be sent");
 }

@@ -5,15 +5,13 @@
 //! for the move after that.
 
 use super::served::is_pause;
-use super::{LOOK, PING_EVERY, is_ending, spawn};
+use super::{LOOK, Line, PING_EVERY, is_ending, spawn};
 use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
 use cached_core::kv::{DeleteOptions, ImportOptions, Imported, ScanCursor, StoreError};
 use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bits, frame};
 use cached_ring::{Map, slot_of};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
@@ -31,7 +29,7 @@ pub(super) const SESSION_BYTES_MAX: usize = 4 * READ_BYTES;
 
 /// Opens the connection to the source with this name. The last argument says whether the session is
 /// not wanted any more. The error is a part of a line.
-pub(crate) type Dial = fn(&Shared, &str, &dyn Fn() -> bool) -> Result<TcpStream, String>;
+pub(crate) type Dial = fn(&Shared, &str, &dyn Fn() -> bool) -> Result<Line, String>;
 
 /// Why a copy has ended before its end, as one line.
 #[derive(Debug, thiserror::Error)]
@@ -211,11 +209,11 @@ fn run(
     clear(shared, ring, filling)?;
     let is_unwanted = || news.is_closed() || is_ending(shared) || !ring.may_fill(filling);
     let unreachable = |why| CopyError::Unreachable(filling.from.clone(), why);
-    let stream = dial(shared, &filling.from, &is_unwanted).map_err(unreachable)?;
+    let line = dial(shared, &filling.from, &is_unwanted).map_err(unreachable)?;
     if !ring.fill(filling) {
         return Err(CopyError::Gone);
     }
-    let mut session = Session::new(shared, ring, filling, stream, flushes)?;
+    let mut session = Session::new(shared, ring, filling, line, flushes);
     session.on(TargetEvent::Cleared)?;
     let counts = session.receive(orders, news)?;
     // Fails if nobody waits any more; then there is no order either.
@@ -247,7 +245,7 @@ struct Session<'a> {
     shared: &'a Shared,
     ring: &'a Ring,
     filling: &'a Filling,
-    stream: TcpStream,
+    line: Line,
     target: Target,
     /// The number of flushes at the beginning.
     flushes: u64,
@@ -265,16 +263,16 @@ impl<'a> Session<'a> {
         shared: &'a Shared,
         ring: &'a Ring,
         filling: &'a Filling,
-        stream: TcpStream,
+        line: Line,
         flushes: u64,
-    ) -> Result<Session<'a>, CopyError> {
+    ) -> Session<'a> {
         let now = Instant::now();
         let silent_max = shared.settings.ring.as_ref().map_or(PING_EVERY, |settings| settings.peer_timeout);
-        let session = Session {
+        Session {
             shared,
             ring,
             filling,
-            stream,
+            line,
             target: Target::new(),
             flushes,
             input: Vec::new(),
@@ -283,11 +281,7 @@ impl<'a> Session<'a> {
             received: now,
             sent: now,
             silent_max: silent_max.max(2 * PING_EVERY),
-        };
-        let limits = session.stream.set_read_timeout(Some(LOOK));
-        let limits = limits.and_then(|()| session.stream.set_write_timeout(Some(silent_max)));
-        limits.map_err(|error| session.broken(error))?;
-        Ok(session)
+        }
     }
 
     fn broken(&self, why: impl ToString) -> CopyError {
@@ -312,7 +306,7 @@ impl<'a> Session<'a> {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
         self.sent = Instant::now();
-        self.stream.write_all(&bytes).map_err(|error| self.broken(error))
+        self.line.write_all(&bytes, self.silent_max).map_err(|error| self.broken(error))
     }
 
     /// Stores what comes, until all has come.
@@ -356,7 +350,7 @@ impl<'a> Session<'a> {
 
     /// Reads once, for a moment.
     fn read(&mut self) -> Result<(), CopyError> {
-        match self.stream.read(&mut self.buffer) {
+        match self.line.read(&mut self.buffer, LOOK) {
             Ok(0) => return Err(self.broken("it was closed")),
             Ok(count) => {
                 self.received = Instant::now();

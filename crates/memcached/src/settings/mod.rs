@@ -7,7 +7,7 @@ mod ring;
 pub(crate) mod size_classes;
 
 pub use auth::{Auth, Credentials, Form, PasswordsRead};
-pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
+pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, ServerTls, TlsSettings};
 pub use ring::{RingSecrets, RingSettings};
 pub use size_classes::PAGE_BYTES;
 
@@ -15,7 +15,6 @@ use cached_config::{ConfigError, DrainTimes, InsightTable, load_tls, with_defaul
 use cached_core::arbiter::SharedMemory;
 use cached_process::log::LogTable;
 use cached_proto::Protocol;
-use cached_tls::ServerTls;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -2,6 +2,7 @@
 
 use super::ListenAddress;
 use cached_ring::Map;
+use cached_tls::ServerTls;
 use connection::Secret;
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -18,6 +19,9 @@ pub struct RingSettings {
     pub map: Arc<Map>,
     /// The secrets by which the nodes recognise each other.
     pub secrets: RingSecrets,
+    /// The certificates that the nodes show each other; without them, connections between nodes have no
+    /// TLS. Loaded by [`ServerTls::load_for_peers`].
+    pub tls: Option<Arc<ServerTls>>,
     /// The time after which a peer that does not answer is lost.
     pub peer_timeout: Duration,
     /// The maximum time for connecting to a peer.

@@ -13,7 +13,7 @@ pub use take_over::PreparedServer;
 
 use crate::listen::ListenError;
 use crate::process;
-use crate::settings::Settings;
+use crate::settings::{ServerTls, Settings};
 use crate::shared::Shared;
 use crate::upgrade::TakeOverError;
 use cached_config::ConfigError;
@@ -156,17 +156,24 @@ impl LiveServer {
     ) -> Result<Vec<String>, String> {
         let Some(shared) = self.shared.upgrade() else { return others() };
         let passwords = shared.settings.auth.read_again().map_err(|error| error.to_string())?;
-        let mut files = match &shared.tls {
-            None => others()?,
-            Some(tls) => {
-                let outcome = tls.reload_with(others);
-                outcome.map_err(|error| format!("{error}; the old certificates stay in use"))??
-            }
-        };
+        let between_nodes = shared.settings.ring.as_ref().and_then(|ring| ring.tls.as_deref());
+        let others = || reload("ring.tls", between_nodes, others);
+        let mut files = reload("memcached.tls", shared.tls.as_deref(), others)?;
         files.extend(shared.settings.auth.put_in_force(passwords).into_iter().map(String::from));
-        if shared.tls.is_some() {
-            files.push("memcached.tls".into());
-        }
         Ok(files)
     }
+}
+
+/// Reads the files of the table called `table` again, if there is TLS, and then runs `others`, as
+/// [`reload_with`](ServerTls::reload_with) does. Returns the names of what was put in force.
+fn reload(
+    table: &str,
+    tls: Option<&ServerTls>,
+    others: impl FnOnce() -> Result<Vec<String>, String>,
+) -> Result<Vec<String>, String> {
+    let Some(tls) = tls else { return others() };
+    let outcome = tls.reload_with(others);
+    let mut files = outcome.map_err(|error| format!("{error}; the old certificates stay in use"))??;
+    files.push(table.into());
+    Ok(files)
 }

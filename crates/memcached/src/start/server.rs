@@ -305,6 +305,9 @@ impl Server {
         if let Some(tls) = &shared.tls {
             watched(tasks.spawn_local(cached_tls::renew(tls.clone(), "memcached.tls")));
         }
+        if let Some(tls) = shared.settings.ring.as_ref().and_then(|ring| ring.tls.clone()) {
+            watched(tasks.spawn_local(cached_tls::renew(tls, "ring.tls")));
+        }
         let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
         tracing::info!("stopping");
         // Requests that wait for a slot could not be answered otherwise.

@@ -4,18 +4,21 @@
 //! | module | content |
 //! |---|---|
 //! | `tls` | [`TlsSocket`]: a socket whose bytes are TLS records |
+//! | `link` | [`Link`]: a connection to another node |
 //! | `uring` | [`Uring`]: one system call for several sockets |
 //! | `output` | [`Output`]: replies that have not been sent |
 //! | `body` | [`Body`]: a value that has not arrived completely |
 
 mod body;
+mod link;
 mod output;
 pub(crate) mod tls;
 mod uring;
 
 pub(crate) use body::{Body, OutOfMemory};
+pub(crate) use link::{Link, LinkIo};
 pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Mark, Output, PIN_BYTES_MIN};
-pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, TlsBuffers, TlsSocket, TlsStream};
+pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, NOT_TLS, TlsBuffers, TlsSocket, TlsStream};
 pub(crate) use uring::{BUNDLE, URING_BYTES, Uring};
 
 use rustix::io::Errno;

@@ -13,16 +13,16 @@ use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::copy;
 use crate::ring::{LaneId, Lanes, Outcome, Pulse, RETRY, STRANGERS_MAX};
-use crate::settings::Settings;
+use crate::settings::{RingSettings, Settings};
 use crate::shared::Shared;
-use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, Readiness, Socket, Transport};
+use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, Link, TLS_BUFFERS_BYTES, TlsBuffers, Transport};
 use crate::telemetry::heartbeat::Activity;
 use cached_ring::wire::{HEAD_BYTES, MESSAGE_BYTES_MAX};
 use cached_ring::{Outbound, Waiter};
 use rustix::event::epoll;
 use rustix::net::sockopt::set_socket_linger;
-use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -58,7 +58,17 @@ pub(crate) fn ring_bytes_max(settings: &Settings) -> usize {
     let outbound = peers * settings.threads * OUTBOUND_BYTES_MAX;
     let inbound = (peers + STRANGERS_MAX) * ring.peer_lanes_max as usize * INBOUND_BYTES_MAX;
     let lanes = outbound + inbound + settings.threads * LANE_BUFFER_BYTES + collected_bytes_max(settings);
-    lanes + copy::bytes_max(settings)
+    lanes + tls_bytes_max(settings, ring) + copy::bytes_max(settings)
+}
+
+/// Returns the maximum memory of lanes for TLS: a connection holds less than the buffers of a worker.
+fn tls_bytes_max(settings: &Settings, ring: &RingSettings) -> usize {
+    if ring.tls.is_none() {
+        return 0;
+    }
+    let peers = ring.map.nodes().len().saturating_sub(1);
+    let lanes = peers * settings.threads + (peers + STRANGERS_MAX) * ring.peer_lanes_max as usize;
+    (lanes + settings.threads) * TLS_BUFFERS_BYTES
 }
 
 /// A worker's connections to other nodes.
@@ -69,6 +79,8 @@ pub(super) struct WorkerLanes {
     pub(super) inbound: Vec<Option<Box<InboundLane>>>,
     /// The input of a lane: what has been kept, and one read.
     pub(super) input: Box<[u8]>,
+    /// For lanes with TLS.
+    pub(super) tls: Option<Box<TlsBuffers>>,
     /// The event numbers of lanes with more to read.
     again: Vec<u64>,
     /// Whether the lanes get a turn before the next wait.
@@ -77,8 +89,7 @@ pub(super) struct WorkerLanes {
 
 /// The connection of a lane.
 struct OutboundLane {
-    socket: OwnedFd,
-    ready: Readiness,
+    link: Link,
     /// The beginning of an incomplete message.
     partial: Vec<u8>,
     /// Dropped with the connection.
@@ -101,6 +112,7 @@ impl WorkerLanes {
             outbound: Vec::new(),
             inbound: Vec::new(),
             input: vec![0; LANE_BUFFER_BYTES].into(),
+            tls: None,
             again: Vec::new(),
             is_listed: false,
         }))
@@ -146,13 +158,13 @@ impl Worker {
             if let Some(at) = number.checked_sub(INBOUND_FIRST) {
                 let at = at as usize;
                 let Some(Some(lane)) = own.inbound.get_mut(at) else { continue };
-                record(&mut lane.ready, flags);
+                record(&mut lane.link.ready, flags);
                 self.serve_inbound(at);
             } else if let Some(at) = number.checked_sub(LANE_FIRST) {
                 let at = at as usize;
                 let Some(Some(lane)) = own.outbound.get_mut(at) else { continue };
-                record(&mut lane.ready, flags);
-                if lane.ready.read {
+                record(&mut lane.link.ready, flags);
+                if lane.link.may_read() {
                     self.read_lane(at);
                 }
                 // The socket may have space again.
@@ -202,8 +214,9 @@ impl Worker {
     /// wait for events of lanes.
     pub(super) fn pump_lanes(&mut self) {
         let Some(own) = &mut self.lanes else { return };
-        own.outbound.iter_mut().flatten().for_each(|lane| (lane.ready.read, lane.ready.write) = (true, true));
-        own.inbound.iter_mut().flatten().for_each(|lane| (lane.ready.read, lane.ready.write) = (true, true));
+        let outbound = own.outbound.iter_mut().flatten().map(|lane| &mut lane.link);
+        let inbound = own.inbound.iter_mut().flatten().map(|lane| &mut lane.link);
+        outbound.chain(inbound).for_each(|link| (link.ready.read, link.ready.write) = (true, true));
         let (outbound, inbound) = (own.outbound.len(), own.inbound.len());
         (0..outbound).for_each(|at| self.read_lane(at));
         (0..inbound).for_each(|at| self.serve_inbound(at));
@@ -213,8 +226,8 @@ impl Worker {
     /// Shuts down the sockets of all lanes, as [`shut_down_sockets`](Worker::shut_down_sockets) does.
     pub(super) fn shut_down_lanes(&self) {
         let Some(own) = &self.lanes else { return };
-        let outbound = own.outbound.iter().flatten().map(|lane| lane.socket.as_fd());
-        for socket in outbound.chain(own.inbound.iter().flatten().map(|lane| lane.socket())) {
+        let outbound = own.outbound.iter().flatten().map(|lane| lane.link.as_fd());
+        for socket in outbound.chain(own.inbound.iter().flatten().map(|lane| lane.link.as_fd())) {
             // Fails for a socket whose peer has already gone.
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
@@ -291,7 +304,7 @@ impl Worker {
 
     /// Takes a connection to another node.
     fn open_lane(&mut self, open: OpenLane) {
-        let OpenLane { node, address, socket, ended } = open;
+        let OpenLane { node, address, link, ended } = open;
         let at = self.with_lanes(|_, lanes, _| lanes.find(&node)).flatten();
         let Some(at) = at else { return self.refuse_lane(&node, "it is not in the map") };
         if self.with_lanes(|_, lanes, _| lanes.is_at(&node, &address)) != Some(true) {
@@ -302,8 +315,8 @@ impl Worker {
         }
         // What the node has not taken when the lane ends is discarded: the kernel would go on to send it, and
         // the node execute it after changes that clients have made elsewhere by then.
-        let taken = set_socket_linger(&socket, Some(Duration::ZERO))
-            .and_then(|()| register(&self.epoll, socket.as_fd(), LANE_FIRST + at as u64));
+        let taken = set_socket_linger(&link, Some(Duration::ZERO))
+            .and_then(|()| register(&self.epoll, link.as_fd(), LANE_FIRST + at as u64));
         if let Err(error) = taken {
             let cause = format!("the kernel does not accept it: {error}");
             self.refuse_lane(&node, &cause);
@@ -313,13 +326,13 @@ impl Worker {
             if own.outbound.len() <= at {
                 own.outbound.resize_with(at + 1, || None);
             }
-            let (ready, partial) = (Readiness::NEW, Vec::new());
-            own.outbound[at] = Some(OutboundLane { socket, ready, partial, _ended: ended });
+            own.outbound[at] = Some(OutboundLane { link, partial: Vec::new(), _ended: ended });
             lanes.open(at);
             lanes.peer(at).set_tried();
         });
         tracing::debug!(node, worker = self.index, "lane opened");
-        self.list_lanes();
+        // With the last bytes of the handshake others may have been decrypted.
+        self.list_lane(LANE_FIRST + at as u64);
     }
 
     /// Notes that a connection to a node is closed without being used.
@@ -353,7 +366,7 @@ impl Worker {
         if let Some(own) = &mut self.lanes
             && let Some(Some(lane)) = own.outbound.get_mut(at)
         {
-            lane.ready.read = true;
+            lane.link.ready.read = true;
             self.read_lane(at);
         }
     }
@@ -362,17 +375,16 @@ impl Worker {
     fn read_lane(&mut self, at: usize) {
         let Some(own) = &self.lanes else { return };
         let Some(Some(lane)) = own.outbound.get(at) else { return };
-        let fd = lane.socket.as_raw_fd();
+        let fd = lane.link.as_raw_fd();
         self.begin_step(fd, Activity::Serving);
         let result = self.with_lanes(|own, lanes, each| {
-            let WorkerLanes { outbound, input, .. } = own;
+            let WorkerLanes { outbound, input, tls, .. } = own;
             let Some(lane) = &mut outbound[at] else { return Ok(false) };
             for _ in 0..READS_MAX {
                 let kept = lane.partial.len();
                 input[..kept].copy_from_slice(&lane.partial);
-                let mut socket = Socket { fd: lane.socket.as_fd(), ready: &mut lane.ready };
-                let fresh = match socket.read(&mut input[kept..kept + READ_BYTES]) {
-                    Poll::Pending => return Ok(false),
+                let fresh = match lane.link.io(tls).read(&mut input[kept..kept + READ_BYTES]) {
+                    Poll::Pending => return Ok(lane.link.is_deferred()),
                     Poll::Ready(Ok(0)) => return Err(Ended::Closed),
                     Poll::Ready(Err(error)) => return Err(Ended::Failed(error.to_string())),
                     Poll::Ready(Ok(count)) => count,
@@ -385,7 +397,7 @@ impl Worker {
                 if lanes.has_said_bye(at) {
                     return Err(Ended::Closed);
                 }
-                if !lane.ready.read {
+                if !lane.link.may_read() {
                     return Ok(false);
                 }
             }
@@ -434,9 +446,10 @@ impl Worker {
     pub(super) fn flush_lanes(&mut self) {
         let failed = self.with_lanes(|own, lanes, _| {
             let mut failed = Vec::new();
-            for (at, lane) in own.outbound.iter_mut().enumerate() {
+            let WorkerLanes { outbound, tls, .. } = own;
+            for (at, lane) in outbound.iter_mut().enumerate() {
                 let Some(lane) = lane else { continue };
-                if let Err(error) = send(lane, lanes, at) {
+                if let Err(error) = send(&mut lane.link, tls, lanes, at) {
                     failed.push((at, error));
                 }
             }
@@ -502,20 +515,13 @@ impl Worker {
 }
 
 /// Sends what is queued on a lane, as far as its socket takes it.
-fn send(lane: &mut OutboundLane, lanes: &mut Lanes, at: usize) -> io::Result<()> {
+fn send(link: &mut Link, tls: &mut Option<Box<TlsBuffers>>, lanes: &mut Lanes, at: usize) -> io::Result<()> {
+    let mut io = link.io(tls);
     loop {
         let (first, second) = lanes.unsent(at);
-        if first.is_empty() || !lane.ready.write {
-            return Ok(());
-        }
-        let mut socket = Socket { fd: lane.socket.as_fd(), ready: &mut lane.ready };
-        let sent = match second.is_empty() {
-            true => socket.write(first),
-            false => socket.write_vectored(&[IoSlice::new(first), IoSlice::new(second)]),
-        };
-        match sent {
+        match io.send(first, second) {
+            Poll::Ready(Ok(0)) | Poll::Pending => return Ok(()),
             Poll::Ready(sent) => lanes.sent(at, sent?),
-            Poll::Pending => return Ok(()),
         }
     }
 }

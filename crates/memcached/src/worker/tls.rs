@@ -53,13 +53,8 @@ impl WorkerTls {
     }
 
     /// Returns the transport of a connection.
-    pub(super) fn socket<'a>(
-        &'a mut self,
-        socket: Socket<'a>,
-        stream: &'a mut TlsStream,
-        counters: &'a Counters,
-    ) -> TlsSocket<'a> {
-        TlsSocket { socket, stream, buffers: &mut self.buffers, counters, is_draining: false }
+    pub(super) fn socket<'a>(&'a mut self, socket: Socket<'a>, stream: &'a mut TlsStream) -> TlsSocket<'a> {
+        TlsSocket { socket, stream, buffers: &mut self.buffers, is_draining: false }
     }
 
     /// Drives a connection.
@@ -72,9 +67,13 @@ impl WorkerTls {
     ) -> DriveResult {
         let was_established = stream.is_established;
         stream.is_deferred = false;
-        let result = connection.drive(context, &mut self.socket(socket, stream, context.counters));
+        let result = connection.drive(context, &mut self.socket(socket, stream));
         if stream.is_established && !was_established {
             self.handshaking -= 1;
+            match stream.is_resumed {
+                true => context.counters.tls_handshakes_resumed.bump(),
+                false => context.counters.tls_handshakes_full.bump(),
+            }
         }
         match result {
             DriveResult::Wait if stream.is_deferred => DriveResult::Yield,
@@ -94,7 +93,7 @@ impl WorkerTls {
         if !stream.is_established {
             return DriveResult::Close;
         }
-        let mut socket = TlsSocket { is_draining: true, ..self.socket(socket, stream, context.counters) };
+        let mut socket = TlsSocket { is_draining: true, ..self.socket(socket, stream) };
         connection.drive(context, &mut socket)
     }
 
@@ -103,8 +102,12 @@ impl WorkerTls {
         if !stream.is_established {
             self.handshaking -= 1;
         }
-        self.socket(socket, stream, counters).close();
+        self.socket(socket, stream).close();
         if let Some(why) = stream.failure() {
+            match stream.is_established {
+                true => counters.tls_failures.bump(),
+                false => counters.tls_handshake_failures.bump(),
+            }
             tracing::debug!(cause = why, "a TLS connection has failed");
         }
     }
@@ -125,7 +128,7 @@ impl Worker {
                 && let Some(stream) = &mut slot.tls
                 && stream.is_overdue(now, HANDSHAKE_SECS_MAX)
             {
-                stream.fail("the handshake took too long", self.shared.counters(self.index));
+                stream.fail("the handshake took too long");
                 self.close_slot(number);
             }
         }

@@ -3,6 +3,7 @@
 //! the registry.
 
 mod calm;
+mod certificates;
 mod cuts;
 mod faults;
 mod operator;

@@ -6,6 +6,7 @@ use crate::listen::Listener;
 use crate::ring::{Ring, STRANGERS_MAX};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
+use crate::stream::Link;
 use cached_ring::NODES_MAX;
 use cached_ring::hello::{
     COPY_SESSION, DIAL_LABEL, Frame, Hello, Refused, RefusedCode, SERVE_LABEL, Welcome,
@@ -13,7 +14,6 @@ use cached_ring::hello::{
 use connection::{Connections, Limits, Place};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,17 +102,16 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, accepted: Rc
 }
 
 /// Accepts a lane, and waits until the lane has ended.
-async fn serve(shared: Arc<Shared>, accepted: Rc<Accepted>, mut stream: TcpStream, counted: Counted) {
+async fn serve(shared: Arc<Shared>, accepted: Rc<Accepted>, stream: TcpStream, counted: Counted) {
     let (Some(ring), Some(settings)) = (&shared.ring, &shared.settings.ring) else { return };
     let address = stream.peer_addr().map(|address| address.ip().to_string()).unwrap_or_default();
     let mut name = None;
-    let admitted = accepted.admit(&shared, ring, settings, &mut stream, &mut name);
+    let admitted = accepted.admit(&shared, ring, settings, stream, &mut name);
     let admitted = timeout(settings.peer_timeout, admitted).await.unwrap_or(Err(Failure::Late));
-    // The worker has a descriptor of its own.
-    drop((stream, counted));
+    drop(counted);
     let node = name.map_or_else(|| "a node".to_owned(), |name| format!("node {name}"));
     match admitted {
-        Ok(Admitted::Copy { node, socket }) => crate::copy::accept(&shared, node, socket),
+        Ok(Admitted::Copy { node, link }) => crate::copy::accept(&shared, node, link),
         Ok(Admitted::Lane { peer, number, worker, has_ended }) => {
             // The worker only drops the sender.
             let _ = has_ended.await;
@@ -128,7 +127,7 @@ async fn serve(shared: Arc<Shared>, accepted: Rc<Accepted>, mut stream: TcpStrea
 }
 
 /// A connection that was accepted.
-enum Admitted {
+pub(super) enum Admitted {
     /// A lane, which was given to a worker.
     Lane {
         peer: Rc<Mutex<Peer>>,
@@ -138,22 +137,21 @@ enum Admitted {
         has_ended: oneshot::Receiver<()>,
     },
     /// A copy session with a node.
-    Copy { node: String, socket: OwnedFd },
+    Copy { node: String, link: Link },
 }
 
 impl Accepted {
     /// Performs the listener's side of the handshake, and gives the lane to a worker. Sets `name`
     /// once the peer has said its name.
-    async fn admit(
+    pub(super) async fn admit(
         &self,
         shared: &Shared,
         ring: &Ring,
         settings: &RingSettings,
-        stream: &mut TcpStream,
+        stream: TcpStream,
         name: &mut Option<String>,
     ) -> Result<Admitted, Failure> {
-        stream.set_nodelay(true)?;
-        let mut handshake = Handshake::new(stream);
+        let mut handshake = Handshake::accept(stream, settings)?;
         let Frame::Hello(hello) = handshake.receive().await? else {
             return Err(handshake.refuse_frame("HELLO").await);
         };
@@ -195,8 +193,7 @@ impl Accepted {
         if worker == COPY_SESSION {
             let proof = secret.map_or([0; 32], |secret| secret.prove(SERVE_LABEL, &handshake.transcript));
             handshake.send(&Frame::Proved(proof)).await?;
-            let socket = std::os::fd::AsFd::as_fd(&*handshake.stream).try_clone_to_owned()?;
-            return Ok(Admitted::Copy { node: hello.greeting.node, socket });
+            return Ok(Admitted::Copy { node: hello.greeting.node, link: handshake.into_link()? });
         }
         let lanes_wanted = u32::from(hello.workers).min(settings.peer_lanes_max);
         ring.peer_or_new(&hello.greeting.node).set_lanes_wanted(lanes_wanted as usize);
@@ -210,13 +207,13 @@ impl Accepted {
         }
         let proof = secret.map_or([0; 32], |secret| secret.prove(SERVE_LABEL, &handshake.transcript));
         handshake.send(&Frame::Proved(proof)).await?;
-        let socket: OwnedFd = std::os::fd::AsFd::as_fd(&*handshake.stream).try_clone_to_owned()?;
+        let link = handshake.into_link()?;
         let number = self.next.replace(self.next.get() + 1);
         let (ended, has_ended) = oneshot::channel();
         let node = hello.greeting.node.clone();
         lanes.incarnation = hello.greeting.incarnation;
         lanes.lanes.insert(worker, number);
-        queue.send(Command::ServeLane(ServeLane { number, node, socket, ended }));
+        queue.send(Command::ServeLane(ServeLane { number, node, link, ended }));
         drop(lanes);
         Ok(Admitted::Lane { peer, number, worker, has_ended })
     }

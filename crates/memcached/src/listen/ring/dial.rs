@@ -1,10 +1,12 @@
 //! Opens the lanes of this node's workers, and opens each again when it has ended; opens copy sessions.
 
-use super::{Failure, Handshake, greeting, pass_panic_on, unix_time_ms};
+use super::{Failure, Handshake, greeting, pass_panic_on, random, unix_time_ms};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
+use crate::copy::Line;
 use crate::ring::{MapInForce, Peer, Ring};
 use crate::settings::RingSettings;
 use crate::shared::Shared;
+use crate::stream::Link;
 use cached_ring::hello::{
     COPY_SESSION, DIAL_LABEL, FEATURE_COPY, Frame, Greeting, Hello, Refused, RefusedCode, SERVE_LABEL,
     VERSION_MAX, VERSION_MIN, Welcome,
@@ -14,7 +16,6 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -94,20 +95,19 @@ async fn keep_lane(shared: Arc<Shared>, lanes: Rc<Lanes>, worker: usize, node: S
         let connecting = timeout(settings.connect_timeout, connect(&lanes.lookups, address));
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
         let opened = match connecting.await.map_err(late).flatten() {
-            Ok(stream) => open(&shared, ring, settings, worker as u16, &node, stream, secret).await,
+            Ok(stream) => {
+                let to = Wanted { worker: worker as u16, node: &node, address };
+                open(&shared, ring, settings, to, stream, secret).await
+            }
             Err(error) => Err(Failure::Unreachable(error)),
         };
         match opened {
-            Ok((socket, welcome)) => {
+            Ok((link, welcome)) => {
                 lanes.opened(&shared, &peer, address, &welcome);
                 peer.set_open(worker, true);
                 let (ended, has_ended) = oneshot::channel();
-                queue.send(Command::OpenLane(OpenLane {
-                    node: node.clone(),
-                    address: address.clone(),
-                    socket,
-                    ended,
-                }));
+                let (node, address) = (node.clone(), address.clone());
+                queue.send(Command::OpenLane(OpenLane { node, address, link, ended }));
                 // The worker only drops the sender.
                 let _ = has_ended.await;
             }
@@ -141,11 +141,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// Returns the reason why there is none, as a part of a line.
-pub(crate) fn dial_copy(
-    shared: &Shared,
-    node: &str,
-    ends: &dyn Fn() -> bool,
-) -> Result<std::net::TcpStream, String> {
+pub(crate) fn dial_copy(shared: &Shared, node: &str, ends: &dyn Fn() -> bool) -> Result<Line, String> {
     let (Some(ring), Some(settings)) = (&shared.ring, &shared.settings.ring) else {
         return Err("there is no ring".into());
     };
@@ -154,12 +150,14 @@ pub(crate) fn dial_copy(
     let attempt = async {
         let map = ring.map();
         let index = map.find(node).ok_or("the map does not have it")?;
+        let address = &map.node(index).ring;
         let mut secret = 0;
         loop {
-            let connecting = timeout(settings.connect_timeout, connect(&lookups, &map.node(index).ring));
+            let connecting = timeout(settings.connect_timeout, connect(&lookups, address));
             let stream = connecting.await.map_err(|_| "no connection in time")?.map_err(|e| e.to_string())?;
-            match open(shared, ring, settings, COPY_SESSION, node, stream, secret).await {
-                Ok((socket, _)) => return Ok(std::net::TcpStream::from(socket)),
+            let to = Wanted { worker: COPY_SESSION, node, address };
+            match open(shared, ring, settings, to, stream, secret).await {
+                Ok((link, _)) => return Ok(Line::new(link)),
                 // During a rotation the peer may know only one of two secrets.
                 Err(failure) if failure.is_about_the_secret() && secret == 0 => secret += 1,
                 Err(failure) => return Err(failure.to_string()),
@@ -179,9 +177,40 @@ pub(crate) fn dial_copy(
     });
     // A thread may still be resolving a name.
     runtime.shutdown_background();
-    let stream = opened?;
-    stream.set_nonblocking(false).map_err(|error| error.to_string())?;
-    Ok(stream)
+    opened
+}
+
+/// Returns whether another process of the name of this node, `own`, runs at an address: it refuses a
+/// second one. A process that does not answer in time is none.
+///
+/// # Errors
+/// Returns the reason why this cannot be told, as a part of a line: something answers, but the two
+/// cannot speak TLS with each other.
+pub async fn has_twin(settings: &RingSettings, ring: &str, own: &str, address: &str) -> Result<bool, String> {
+    let asked = async {
+        let stream = connect(&Arc::new(Semaphore::new(1)), address).await.map_err(Failure::Unreachable)?;
+        let mut handshake = Handshake::dial(stream, address, settings).await?;
+        let greeting = Greeting {
+            features: 0,
+            nonce: random(),
+            incarnation: u64::from_le_bytes(random()),
+            map_version: 0,
+            map_digest: 0,
+            unix_time_ms: 0,
+            ring: ring.to_owned(),
+            node: own.to_owned(),
+        };
+        let (versions, wanted_node) = ((VERSION_MIN, VERSION_MAX), own.to_owned());
+        handshake
+            .send(&Frame::Hello(Hello { versions, worker: 0, workers: 1, greeting, wanted_node }))
+            .await?;
+        handshake.receive().await
+    };
+    match timeout(settings.connect_timeout, asked).await {
+        Ok(Err(Failure::ByPeer(refused))) => Ok(refused.code == RefusedCode::SecondProcess),
+        Ok(Err(Failure::Tls(why))) => Err(why),
+        Ok(_) | Err(_) => Ok(false),
+    }
 }
 
 /// Connects to an address, whose host may be a name.
@@ -199,34 +228,42 @@ async fn connect(lookups: &Arc<Semaphore>, address: &str) -> io::Result<TcpStrea
     TcpStream::connect(&tokio::task::spawn_blocking(resolve).await??[..]).await
 }
 
+/// The peer for which a connection is opened.
+struct Wanted<'a> {
+    /// The worker of this node, or [`COPY_SESSION`].
+    worker: u16,
+    node: &'a str,
+    address: &'a str,
+}
+
 /// Opens a lane: performs the handshake on a new connection.
 async fn open(
     shared: &Shared,
     ring: &Ring,
     settings: &RingSettings,
-    worker: u16,
-    node: &str,
-    mut stream: TcpStream,
+    to: Wanted<'_>,
+    stream: TcpStream,
     secret: usize,
-) -> Result<(OwnedFd, Welcome), Failure> {
-    stream.set_nodelay(true)?;
+) -> Result<(Link, Welcome), Failure> {
     let secrets = settings.secrets.all();
     let secret = secrets.get(secret % secrets.len().max(1));
     let hello = Hello {
         versions: (VERSION_MIN, VERSION_MAX),
-        worker,
+        worker: to.worker,
         workers: shared.settings.threads as u16,
         greeting: greeting(ring),
-        wanted_node: node.to_owned(),
+        wanted_node: to.node.to_owned(),
     };
-    let welcome = timeout(settings.peer_timeout, greet(&mut stream, hello, secret));
-    let welcome = welcome.await.map_err(|_| Failure::Late)??;
-    Ok((stream.into_std()?.into(), welcome))
+    let opened = async {
+        let mut handshake = Handshake::dial(stream, to.address, settings).await?;
+        let welcome = greet(&mut handshake, hello, secret).await?;
+        Ok((handshake.into_link()?, welcome))
+    };
+    timeout(settings.peer_timeout, opened).await.map_err(|_| Failure::Late)?
 }
 
 /// Performs the dialler's side of the handshake.
-async fn greet(stream: &mut TcpStream, hello: Hello, secret: Option<&Secret>) -> Result<Welcome, Failure> {
-    let mut handshake = Handshake::new(stream);
+async fn greet(handshake: &mut Handshake, hello: Hello, secret: Option<&Secret>) -> Result<Welcome, Failure> {
     handshake.send(&Frame::Hello(hello.clone())).await?;
     let Frame::Welcome(welcome) = handshake.receive().await? else {
         return Err(handshake.refuse_frame("WELCOME").await);

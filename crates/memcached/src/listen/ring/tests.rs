@@ -1,21 +1,23 @@
 //! Two nodes of one process, each without threads: the tests take the workers' place, so that they see
 //! which lanes the handshakes give them, and when.
 
+mod certificates;
+
 use super::{Accepted, accept, dial, dial_copy};
 use crate::connections::{Command, OpenLane, ServeLane};
 use crate::listen::{Listener, ListenerAddress};
 use crate::process::Logging;
-use crate::settings::{RingSecrets, RingSettings};
+use crate::settings::{RingSecrets, RingSettings, ServerTls};
 use crate::shared::Shared;
+use crate::stream::{Link, Transport};
 use crate::{Server, Settings};
 use cached_ring::hello::{Greeting, Hello};
 use cached_ring::{Map, from_documents};
 use connection::Secret;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::task::LocalSet;
 
@@ -55,6 +57,10 @@ impl Place {
 
     /// Returns a node of one worker.
     fn node(&self, name: &str, secrets: RingSecrets) -> Arc<Shared> {
+        self.node_with(name, secrets, None)
+    }
+
+    fn node_with(&self, name: &str, secrets: RingSecrets, tls: Option<Arc<ServerTls>>) -> Arc<Shared> {
         let ring = RingSettings {
             node: name.to_owned(),
             listen: Vec::new(),
@@ -62,6 +68,7 @@ impl Place {
             secrets,
             peer_timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(60),
+            tls,
             peer_lanes_max: 2,
         };
         let settings =
@@ -111,13 +118,20 @@ async fn served(node: &Shared) -> ServeLane {
     }
 }
 
-/// Asserts that bytes pass from one socket to the other, and none came before them.
-fn pass(from: OwnedFd, to: OwnedFd) -> (TcpStream, TcpStream) {
-    let (mut from, mut to) = (TcpStream::from(from), TcpStream::from(to));
-    to.set_nonblocking(false).expect("a socket");
-    from.write_all(b"request").expect("sent");
-    let mut bytes = [0; 7];
-    to.read_exact(&mut bytes).expect("received");
+/// Asserts that bytes pass from one end to the other, and none came before them.
+async fn pass(mut from: Link, mut to: Link) -> (Link, Link) {
+    let (mut buffers, mut bytes) = (None, [0; 7]);
+    assert_eq!(from.io(&mut buffers).write(b"request").map(Result::unwrap), Poll::Ready(7));
+    while from.io(&mut buffers).send(&[], &[]).is_pending() {}
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        to.ready.read = true;
+        match to.io(&mut buffers).read(&mut bytes) {
+            Poll::Ready(read) => break assert_eq!(read.expect("received"), 7),
+            Poll::Pending => tokio::time::sleep(Duration::from_millis(1)).await,
+        }
+        assert!(Instant::now() < deadline, "nothing has come");
+    }
     assert_eq!(&bytes, b"request");
     (from, to)
 }
@@ -141,7 +155,7 @@ fn a_lane_opens_with_each_common_secret_or_without_any() {
             assert_eq!(from.node, "a");
             let to = opened(&a).await;
             assert_eq!(to.node, "b");
-            drop(pass(to.socket, from.socket));
+            drop(pass(to.link, from.link).await);
         });
     }
 }
@@ -185,14 +199,14 @@ fn a_copy_session_opens_with_a_common_secret_and_reaches_no_worker() {
                 dial_copy(&a, "b", &|| false)
             });
             let dialled = dialled.await.unwrap();
-            assert_eq!(dialled.is_ok(), opens, "{dialled:?}");
-            let Ok(mut stream) = dialled else { return };
+            assert_eq!(dialled.is_ok(), opens, "{:?}", dialled.err());
+            let Ok(mut line) = dialled else { return };
             // Who does not ask for a move is refused.
             let closed = tokio::task::spawn_blocking(move || {
                 let mut bytes = Vec::new();
                 (0..3).for_each(|_| cached_ring::copy::Frame::Seal.encode(&mut bytes));
-                stream.write_all(&bytes).unwrap();
-                stream.read(&mut [0; 64]).map_or(true, |count| count == 0)
+                line.write_all(&bytes, Duration::from_secs(60)).unwrap();
+                line.read(&mut [0; 64], Duration::from_secs(60)).map_or(true, |count| count == 0)
             });
             assert!(closed.await.unwrap());
             assert!(b.connections.queue(0).take().is_empty(), "no lane");
@@ -220,7 +234,7 @@ fn a_lane_is_used_after_the_end_of_its_predecessor() {
         drop(done);
         let second = served(&b).await;
         assert_ne!(second.number, first.number);
-        drop(pass(opened(&a).await.socket, second.socket));
+        drop(pass(opened(&a).await.link, second.link).await);
     });
 }
 
@@ -245,7 +259,7 @@ fn a_second_process_of_a_name_gets_a_lane_once_the_first_has_gone() {
                 _ => panic!("another command"),
             }
         };
-        drop(pass(lane.socket, served(&b).await.socket));
+        drop(pass(lane.link, served(&b).await.link).await);
     });
 }
 
@@ -323,6 +337,6 @@ fn idle_strangers_do_not_keep_nodes_out() {
         }
         tokio::task::spawn_local(dial(a.clone()));
         let from = served(&b).await;
-        drop(pass(opened(&a).await.socket, from.socket));
+        drop(pass(opened(&a).await.link, from.link).await);
     });
 }

@@ -14,6 +14,10 @@
 //! has accepted the last of its records; until then [`TlsSocket::write`] returns `Pending`, and the
 //! caller offers the same bytes again, which are not encrypted a second time.
 //!
+//! Between two nodes of a ring (*duplex*) either end sends at any time, and may wait with its own
+//! bytes until the other one has read: there, bytes are read while others wait to be sent. The end of
+//! the stream is what the protocol above says, so close_notify is not expected.
+//!
 //! `records` contains the calls to rustls: decrypting, encrypting, alerts; `tests::harness` contains
 //! a client for the other end, for tests and fuzzing.
 
@@ -21,11 +25,14 @@ mod records;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod tests;
 
+pub(crate) use records::NOT_TLS;
+
 use super::{Socket, Transport};
-use crate::telemetry::counters::Counters;
-use records::Processed;
+use records::{Processed, Side};
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
-use rustls::{HandshakeKind, ServerConfig};
+use rustls::{ClientConfig, HandshakeKind, ServerConfig};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::task::{Poll, ready};
@@ -53,8 +60,12 @@ pub(crate) struct TlsStream {
     owed: usize,
     /// The second, by the server's clock, in which the handshake began.
     since: u32,
+    /// Whether this is a connection between two nodes.
+    is_duplex: bool,
     /// Whether the handshake is complete.
     pub(crate) is_established: bool,
+    /// Whether the handshake has resumed an earlier session.
+    pub(crate) is_resumed: bool,
     /// Whether the peer has sent a close_notify.
     is_ended: bool,
     /// Whether there is input whose processing is deferred until other connections have been
@@ -69,6 +80,8 @@ enum State {
     /// Nothing has been received.
     Waiting(Arc<ServerConfig>),
     Begun(Box<UnbufferedServerConnection>),
+    /// This is the side that has opened the connection.
+    Dialled(Box<UnbufferedClientConnection>),
     /// Nothing more can be received or sent.
     Over,
 }
@@ -77,8 +90,36 @@ impl TlsStream {
     /// Returns the TLS side of a connection that was accepted in second `since` of the server's
     /// clock.
     pub(crate) fn new(config: Arc<ServerConfig>, since: u32) -> Box<TlsStream> {
+        TlsStream::with(State::Waiting(config), since, false)
+    }
+
+    /// Returns the TLS side of a connection that another node has opened.
+    pub(crate) fn accepted(config: Arc<ServerConfig>) -> Box<TlsStream> {
+        TlsStream::with(State::Waiting(config), 0, true)
+    }
+
+    /// Returns the TLS side of a connection to another node, which must show a certificate for
+    /// `name`. The first read sends the client's hello.
+    ///
+    /// # Errors
+    /// Fails if the configuration does not allow a connection.
+    pub(crate) fn dialled(
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> Result<Box<TlsStream>, String> {
+        let connection = UnbufferedClientConnection::new(config, name).map_err(|error| error.to_string())?;
+        let (mut connection, mut hello, mut bytes) = (Box::new(connection), Vec::new(), 0);
+        let mut nothing = Vec::new();
+        Processed::new(&mut [], &mut nothing).take_in(&mut *connection, &mut [], &mut hello, &mut bytes)?;
+        hello.truncate(bytes);
+        let mut stream = TlsStream::with(State::Dialled(connection), 0, true);
+        stream.unsent = hello;
+        Ok(stream)
+    }
+
+    fn with(state: State, since: u32, is_duplex: bool) -> Box<TlsStream> {
         Box::new(TlsStream {
-            state: State::Waiting(config),
+            state,
             partial: Vec::new(),
             received: Vec::new(),
             received_used: 0,
@@ -86,7 +127,9 @@ impl TlsStream {
             unsent_used: 0,
             owed: 0,
             since,
+            is_duplex,
             is_established: false,
+            is_resumed: false,
             is_ended: false,
             is_deferred: false,
             failure: None,
@@ -109,14 +152,24 @@ impl TlsStream {
         self.failure.as_deref()
     }
 
+    /// Returns whether a read returns something without another event of the socket.
+    pub(crate) fn may_read(&self) -> bool {
+        !self.received.is_empty() || self.is_deferred
+    }
+
+    /// Returns whether bytes were encrypted that do not count as written yet.
+    pub(crate) fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
+    /// Returns the number of these bytes, which count as written from here on.
+    pub(crate) fn take_owed(&mut self) -> usize {
+        std::mem::take(&mut self.owed)
+    }
+
     /// Records why the connection cannot continue.
-    pub(crate) fn fail(&mut self, why: impl Into<Box<str>>, counters: &Counters) -> io::Error {
-        if self.failure.is_none() {
-            let counter =
-                if self.is_established { &counters.tls_failures } else { &counters.tls_handshake_failures };
-            counter.bump();
-            self.failure = Some(why.into());
-        }
+    pub(crate) fn fail(&mut self, why: impl Into<Box<str>>) -> io::Error {
+        self.failure.get_or_insert_with(|| why.into());
         self.state = State::Over;
         io::ErrorKind::InvalidData.into()
     }
@@ -139,7 +192,6 @@ pub(crate) struct TlsSocket<'a> {
     pub(crate) socket: Socket<'a>,
     pub(crate) stream: &'a mut TlsStream,
     pub(crate) buffers: &'a mut TlsBuffers,
-    pub(crate) counters: &'a Counters,
     /// Whether the server is shutting down: data that has arrived is still read, after which the
     /// stream ends.
     pub(crate) is_draining: bool,
@@ -154,8 +206,16 @@ impl Transport for TlsSocket<'_> {
             if self.stream.failure.is_some() {
                 return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
             }
-            // Nothing more is read from a peer that does not accept the bytes sent to it.
-            ready!(self.flush())?;
+            if self.stream.is_duplex {
+                // After an error, the peer's last words may still be there.
+                let _ = self.flush();
+                if self.stream.unsent.len() > UNSENT_BYTES_MAX {
+                    return Poll::Pending;
+                }
+            } else {
+                // Nothing more is read from a client that does not accept the bytes sent to it.
+                ready!(self.flush())?;
+            }
             if self.stream.is_ended {
                 return Poll::Ready(Ok(0));
             }
@@ -175,7 +235,7 @@ impl Transport for TlsSocket<'_> {
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         ready!(self.flush())?;
         if self.stream.owed > 0 {
-            return Poll::Ready(Ok(std::mem::take(&mut self.stream.owed)));
+            return Poll::Ready(Ok(self.stream.take_owed()));
         }
         if !self.socket.ready.write {
             return Poll::Pending;
@@ -221,14 +281,18 @@ impl TlsSocket<'_> {
                     self.stream.is_ended = true;
                     return Poll::Ready(Ok(0));
                 }
-                return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+                return Poll::Ready(Err(self.stream.fail(why)));
+            }
+            Ok(0) if self.stream.is_duplex => {
+                self.stream.is_ended = true;
+                return Poll::Ready(Ok(0));
             }
             Ok(0) => {
                 let why = "the stream was cut off: the peer has closed without close_notify";
-                return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+                return Poll::Ready(Err(self.stream.fail(why)));
             }
             Ok(count) => count,
-            Err(error) => return Poll::Ready(Err(self.stream.fail(error.to_string(), self.counters))),
+            Err(error) => return Poll::Ready(Err(self.stream.fail(error.to_string()))),
         };
         self.stream.partial = Vec::new();
         if !self.stream.is_established {
@@ -243,20 +307,32 @@ impl TlsSocket<'_> {
         if let State::Waiting(config) = &self.stream.state {
             match UnbufferedServerConnection::new(config.clone()) {
                 Ok(connection) => self.stream.state = State::Begun(Box::new(connection)),
-                Err(error) => return Poll::Ready(Err(self.stream.fail(error.to_string(), self.counters))),
+                Err(error) => return Poll::Ready(Err(self.stream.fail(error.to_string()))),
             }
         }
-        let State::Begun(connection) = &mut self.stream.state else {
-            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
-        };
         self.buffers.outgoing_used = 0;
         let TlsBuffers { incoming, outgoing, outgoing_used, .. } = &mut *self.buffers;
-        let mut processed = Processed::new(into, &mut self.stream.received);
-        let result = processed.take_in(connection, &mut incoming[..filled], outgoing, outgoing_used);
-        let (used, count) = (processed.used, processed.plain_bytes);
-        let has_ended = !self.stream.is_established && !connection.is_handshaking();
-        let ended = has_ended.then(|| connection.handshake_kind());
-        self.stream.is_ended |= processed.is_ended;
+        let TlsStream { state, received, is_established, .. } = &mut *self.stream;
+        let mut processed = Processed::new(into, received);
+        let (result, common) = match state {
+            State::Begun(connection) => {
+                let connection = &mut **connection;
+                let input = &mut incoming[..filled];
+                (processed.take_in(connection, input, outgoing, outgoing_used), connection.common())
+            }
+            State::Dialled(connection) => {
+                let connection = &mut **connection;
+                let input = &mut incoming[..filled];
+                (processed.take_in(connection, input, outgoing, outgoing_used), connection.common())
+            }
+            State::Waiting(_) | State::Over => {
+                return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+            }
+        };
+        let Processed { used, plain_bytes: count, is_ended, .. } = processed;
+        let has_ended = !*is_established && !common.is_handshaking();
+        let ended = has_ended.then(|| common.handshake_kind());
+        self.stream.is_ended |= is_ended;
         let rest = &incoming[used..filled];
         if !rest.is_empty() && !self.stream.is_ended {
             self.stream.partial = rest.to_vec();
@@ -264,35 +340,33 @@ impl TlsSocket<'_> {
         if let Err(why) = result {
             // The alert reports the reason to the peer, as far as it can be sent without waiting.
             let _ = self.send_outgoing();
-            return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+            return Poll::Ready(Err(self.stream.fail(why)));
         }
         if self.stream.partial.len() > PARTIAL_BYTES_MAX {
             let why = "a handshake message is too long";
-            return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+            return Poll::Ready(Err(self.stream.fail(why)));
         }
         if let Some(handshake) = ended {
             self.stream.is_established = true;
-            match handshake {
-                Some(HandshakeKind::Resumed) => self.counters.tls_handshakes_resumed.bump(),
-                _ => self.counters.tls_handshakes_full.bump(),
-            }
+            self.stream.is_resumed = handshake == Some(HandshakeKind::Resumed);
         }
-        if count == 0 {
-            ready!(self.send_outgoing())?;
-        } else if let Poll::Ready(Err(error)) = self.send_outgoing() {
-            return Poll::Ready(Err(error));
+        match self.send_outgoing() {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending if count == 0 && !self.stream.is_duplex => Poll::Pending,
+            _ => Poll::Ready(Ok(count)),
         }
-        Poll::Ready(Ok(count))
     }
 
     /// Encrypts some of the pieces into `outgoing`. Returns the number of plaintext bytes
     /// encrypted.
     fn encrypt(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        let State::Begun(connection) = &mut self.stream.state else {
-            return Err(io::ErrorKind::NotConnected.into());
+        let TlsStream { state, partial, .. } = &mut *self.stream;
+        let encrypted = match state {
+            State::Begun(connection) => records::encrypt(&mut **connection, partial, pieces, self.buffers),
+            State::Dialled(connection) => records::encrypt(&mut **connection, partial, pieces, self.buffers),
+            State::Waiting(_) | State::Over => return Err(io::ErrorKind::NotConnected.into()),
         };
-        let encrypted = records::encrypt(connection, &mut self.stream.partial, pieces, self.buffers);
-        encrypted.map_err(|why| self.stream.fail(why, self.counters))
+        encrypted.map_err(|why| self.stream.fail(why))
     }
 
     /// Sends `outgoing`; the part that the socket does not accept is kept.
@@ -301,19 +375,23 @@ impl TlsSocket<'_> {
         if bytes.is_empty() {
             return Poll::Ready(Ok(()));
         }
+        if !self.stream.unsent.is_empty() {
+            debug_assert!(self.stream.is_duplex, "records would overtake each other");
+            self.stream.unsent.extend_from_slice(bytes);
+            return Poll::Pending;
+        }
         let taken = match self.socket.write(bytes) {
             Poll::Ready(Ok(count)) if count == bytes.len() => return Poll::Ready(Ok(())),
             Poll::Ready(Ok(count)) => count,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => 0,
         };
-        debug_assert!(self.stream.unsent.is_empty(), "records would overtake each other");
         self.stream.unsent = bytes[taken..].to_vec();
         Poll::Pending
     }
 
     /// Sends the records that the socket did not accept earlier.
-    fn flush(&mut self) -> Poll<io::Result<()>> {
+    pub(crate) fn flush(&mut self) -> Poll<io::Result<()>> {
         let stream = &mut *self.stream;
         while stream.unsent_used < stream.unsent.len() {
             stream.unsent_used += ready!(self.socket.write(&stream.unsent[stream.unsent_used..]))?;
@@ -349,6 +427,10 @@ const RECORD_BYTES: usize = 16 << 10;
 
 /// Space for the records of a batch, and for TLS's own messages before them.
 const OUTGOING_BYTES: usize = BATCH_BYTES + (8 << 10);
+
+/// The number of bytes that wait to be sent above which nothing is read. A batch is fewer; the replies
+/// of TLS itself, to a peer that does not read them, add to it.
+const UNSENT_BYTES_MAX: usize = 2 * OUTGOING_BYTES;
 
 /// The size of all TLS buffers of a worker.
 pub(crate) const BUFFERS_BYTES: usize = PARTIAL_BYTES_MAX + READ_BYTES + OUTGOING_BYTES + RECORD_BYTES;

@@ -1,12 +1,60 @@
 //! The calls to rustls.
 
 use super::{BATCH_BYTES, RECORD_BYTES, TlsBuffers};
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
 use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus,
     WriteTraffic,
 };
+use rustls::{CommonState, Error, InvalidMessage};
 use std::io::IoSlice;
+
+/// The reason for which a handshake fails with a peer that sends something else than TLS.
+pub(crate) const NOT_TLS: &str = "the peer does not speak TLS";
+
+/// The connection of either side: rustls has no trait for what both have.
+pub(super) trait Side {
+    type Data;
+    fn process<'c, 'i>(&'c mut self, input: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
+    fn common(&self) -> &CommonState;
+}
+
+impl Side for UnbufferedServerConnection {
+    type Data = ServerConnectionData;
+
+    #[inline]
+    fn process<'c, 'i>(&'c mut self, input: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(input)
+    }
+
+    fn common(&self) -> &CommonState {
+        self
+    }
+}
+
+impl Side for UnbufferedClientConnection {
+    type Data = ClientConnectionData;
+
+    #[inline]
+    fn process<'c, 'i>(&'c mut self, input: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(input)
+    }
+
+    fn common(&self) -> &CommonState {
+        self
+    }
+}
+
+/// Returns the reason for a failure, in one line.
+fn reason(error: &Error, is_handshaking: bool) -> String {
+    match error {
+        Error::InvalidMessage(
+            InvalidMessage::InvalidContentType | InvalidMessage::UnknownProtocolVersion,
+        ) if is_handshaking => NOT_TLS.into(),
+        error => error.to_string(),
+    }
+}
 
 /// The result of processing one read.
 pub(super) struct Processed<'a> {
@@ -30,14 +78,13 @@ impl<'a> Processed<'a> {
     /// alert after an error, is appended to `outgoing`.
     pub(super) fn take_in(
         &mut self,
-        connection: &mut UnbufferedServerConnection,
+        connection: &mut impl Side,
         input: &mut [u8],
         outgoing: &mut Vec<u8>,
         outgoing_used: &mut usize,
     ) -> Result<(), String> {
         loop {
-            let UnbufferedStatus { mut discard, state } =
-                connection.process_tls_records(&mut input[self.used..]);
+            let UnbufferedStatus { mut discard, state } = connection.process(&mut input[self.used..]);
             let mut goes_on = true;
             match state {
                 Ok(ConnectionState::ReadTraffic(mut traffic)) => {
@@ -60,8 +107,9 @@ impl<'a> Processed<'a> {
                 Ok(_) => return Err("unexpected TLS state".into()),
                 Err(error) => {
                     self.used += discard;
+                    let why = reason(&error, connection.common().is_handshaking());
                     collect_alert(connection, outgoing, outgoing_used);
-                    return Err(error.to_string());
+                    return Err(why);
                 }
             }
             self.used += discard;
@@ -82,20 +130,17 @@ impl<'a> Processed<'a> {
 
 /// Appends the alert that reports a failure to the peer. A connection that has failed accepts no
 /// more input.
-fn collect_alert(connection: &mut UnbufferedServerConnection, outgoing: &mut Vec<u8>, used: &mut usize) {
-    while connection.wants_write() {
-        let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process_tls_records(&mut []).state
-        else {
-            return;
-        };
+fn collect_alert(connection: &mut impl Side, outgoing: &mut Vec<u8>, used: &mut usize) {
+    while connection.common().wants_write() {
+        let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process(&mut []).state else { return };
         // The buffer grows as needed.
         let _ = encode(&mut data, outgoing, used);
     }
 }
 
 /// Appends the messages that TLS itself must send.
-fn encode(
-    data: &mut EncodeTlsData<'_, ServerConnectionData>,
+fn encode<Data>(
+    data: &mut EncodeTlsData<'_, Data>,
     outgoing: &mut Vec<u8>,
     used: &mut usize,
 ) -> Result<(), String> {
@@ -117,7 +162,7 @@ fn encode(
 /// number of plaintext bytes encrypted. `partial` holds the records that have not arrived
 /// completely.
 pub(super) fn encrypt(
-    connection: &mut UnbufferedServerConnection,
+    connection: &mut impl Side,
     partial: &mut Vec<u8>,
     pieces: &[IoSlice<'_>],
     buffers: &mut TlsBuffers,
@@ -178,16 +223,16 @@ pub(super) fn close_notify(
 
 /// Calls `act` with the connection in its encrypting state, after the messages that TLS itself must
 /// send.
-fn with_traffic(
-    connection: &mut UnbufferedServerConnection,
+fn with_traffic<S: Side>(
+    connection: &mut S,
     partial: &mut Vec<u8>,
     outgoing: &mut Vec<u8>,
     used: &mut usize,
-    act: impl FnOnce(&mut WriteTraffic<'_, ServerConnectionData>, &mut Vec<u8>, &mut usize) -> Result<(), String>,
+    act: impl FnOnce(&mut WriteTraffic<'_, S::Data>, &mut Vec<u8>, &mut usize) -> Result<(), String>,
 ) -> Result<(), String> {
     loop {
         // rustls expects the unprocessed part of the input to be present at every call.
-        let UnbufferedStatus { discard, state } = connection.process_tls_records(partial);
+        let UnbufferedStatus { discard, state } = connection.process(partial);
         match state {
             Ok(ConnectionState::WriteTraffic(mut traffic)) => {
                 let result = act(&mut traffic, outgoing, used);
@@ -205,8 +250,8 @@ fn with_traffic(
 }
 
 /// Appends the records of `plaintext`.
-fn encrypt_into(
-    traffic: &mut WriteTraffic<'_, ServerConnectionData>,
+fn encrypt_into<Data>(
+    traffic: &mut WriteTraffic<'_, Data>,
     plaintext: &[u8],
     outgoing: &mut Vec<u8>,
     used: &mut usize,

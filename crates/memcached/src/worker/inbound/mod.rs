@@ -26,7 +26,7 @@ use super::Worker;
 use crate::connections::ServeLane;
 use crate::ring::{Peer, add};
 use crate::settings::Settings;
-use crate::stream::{FULL_BYTES, Output, Readiness, Socket, Transport};
+use crate::stream::{FULL_BYTES, Link, Output, Transport};
 use crate::telemetry::heartbeat::Activity;
 use cached_ring::{Hostile, Inbound, wire};
 use replies::Suspended;
@@ -104,8 +104,7 @@ enum Fault {
 pub(super) struct InboundLane {
     number: u64,
     peer: Arc<Peer>,
-    socket: OwnedFd,
-    pub(super) ready: Readiness,
+    pub(super) link: Link,
     inbound: Inbound,
     /// Received bytes that have not been used.
     input: Vec<u8>,
@@ -178,10 +177,6 @@ impl InboundLane {
         self.input.capacity() + held + suspended + unwaited
     }
 
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
     /// Removes a reply from those that wait for MORE.
     fn take_suspended(&mut self, id: u32) -> Option<Suspended> {
         let suspended = self.suspended.remove(&id)?;
@@ -198,10 +193,10 @@ impl InboundLane {
 impl Worker {
     /// Takes a connection from another node.
     pub(super) fn open_inbound(&mut self, lane: ServeLane) {
-        let ServeLane { number, node, socket, ended } = lane;
+        let ServeLane { number, node, link, ended } = lane;
         let (Some(ring), Some(own)) = (&self.shared.ring, &mut self.lanes) else { return };
         let at = own.inbound_position();
-        if let Err(error) = register(&self.epoll, socket.as_fd(), INBOUND_FIRST + at as u64) {
+        if let Err(error) = register(&self.epoll, link.as_fd(), INBOUND_FIRST + at as u64) {
             tracing::warn!(node, cause = %error, "cannot register a connection of a node with epoll");
             return;
         }
@@ -211,8 +206,7 @@ impl Worker {
         own.inbound[at] = Some(Box::new(InboundLane {
             number,
             peer,
-            socket,
-            ready: Readiness::NEW,
+            link,
             inbound: Inbound::new(REQUEST_BYTES_MAX),
             input: Vec::new(),
             held: None,
@@ -260,7 +254,7 @@ impl Worker {
             if lane.silent_ticks <= SILENT_TICKS_MAX {
                 continue;
             }
-            lane.ready.read = true;
+            lane.link.ready.read = true;
             self.serve_inbound(at);
             let Some(own) = self.lanes.as_deref_mut() else { return };
             if let Some(lane) = own.inbound[at].take_if(|lane| lane.silent_ticks > SILENT_TICKS_MAX) {
@@ -273,7 +267,7 @@ impl Worker {
     pub(super) fn serve_inbound(&mut self, at: usize) {
         let Some(own) = &mut self.lanes else { return };
         let Some(mut lane) = own.inbound.get_mut(at).and_then(Option::take) else { return };
-        self.begin_step(lane.socket.as_raw_fd(), Activity::Serving);
+        self.begin_step(lane.link.as_raw_fd(), Activity::Serving);
         self.work.renew();
         let result = self.run_inbound(&mut lane);
         if self.counters.next_timed.is_running() {
@@ -319,7 +313,7 @@ impl Worker {
                 return Ok(true);
             }
             if !has_read {
-                return Ok(false);
+                return Ok(lane.link.is_deferred());
             }
             if lane.inbound.is_ended() && !lane.has_begun() {
                 return Err(Fault::Closed);
@@ -342,8 +336,8 @@ impl Worker {
             return Ok(false);
         }
         let end = input.len().min(kept + READ_BYTES);
-        let mut socket = Socket { fd: lane.socket.as_fd(), ready: &mut lane.ready };
-        let fresh = match socket.read(&mut input[kept..end]) {
+        let Some(own) = &mut self.lanes else { return Ok(false) };
+        let fresh = match lane.link.io(&mut own.tls).read(&mut input[kept..end]) {
             Poll::Ready(Ok(0)) => return Err(Fault::Closed),
             Poll::Ready(fresh) => fresh?,
             Poll::Pending => {
@@ -356,7 +350,7 @@ impl Worker {
         let received = &input[..kept + fresh];
         let used = self.execute_inbound(lane, received)?;
         keep(&mut lane.input, &received[used..]);
-        Ok(lane.ready.read && lane.held.is_none())
+        Ok(lane.link.may_read() && lane.held.is_none())
     }
 
     /// Executes the complete messages in `input`. Returns the number of bytes used.

@@ -3,12 +3,12 @@
 use super::{Fault, InboundLane, Leaving, SUSPENDED_BYTES_MAX, Share, suspended_pins_max};
 use crate::exec::{self, Executor, Next};
 use crate::ring::add;
-use crate::stream::{Mark, Output, Socket};
+use crate::stream::{Mark, Output};
 use crate::worker::Worker;
 use cached_proto::text::GetCursor;
 use cached_ring::slot_of;
 use cached_ring::wire::{self, HEAD_BYTES, Kind, MESSAGE_BYTES_MAX, SUSPENDED_MAX};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::task::Poll;
 
 /// The rest of a reply.
@@ -35,12 +35,13 @@ impl Suspended {
 impl Worker {
     /// Sends replies. Returns whether the socket has taken all.
     pub(super) fn send_inbound(&mut self, lane: &mut InboundLane) -> Result<bool, Fault> {
+        let Some(own) = &mut self.lanes else { return Ok(false) };
         let mut sent = 0;
-        let mut socket = Socket { fd: lane.socket.as_fd(), ready: &mut lane.ready };
+        let mut io = lane.link.io(&mut own.tls);
         let mut all = true;
         if let Some(held) = &mut lane.held {
             debug_assert!(self.output.is_empty());
-            match held.send(&mut socket, &mut sent) {
+            match held.send(&mut io, &mut sent) {
                 Poll::Ready(result) => {
                     result?;
                     lane.held = None;
@@ -48,7 +49,7 @@ impl Worker {
                 Poll::Pending => all = false,
             }
         } else if !self.output.is_empty() {
-            match self.output.send(&mut socket, &mut sent) {
+            match self.output.send(&mut io, &mut sent) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
                     lane.held = Some(Box::new(self.output.take_unsent()));
@@ -192,7 +193,7 @@ impl Worker {
             counters: &self.counters,
             out: &mut self.output,
             work: &mut self.work,
-            client: lane.socket.as_raw_fd(),
+            client: lane.link.as_raw_fd(),
         }
     }
 }

@@ -3,8 +3,9 @@
 
 use super::super::maps::{MapThread, Step};
 use super::nodes::{Node, pair, read_all, settings, shared};
-use crate::copy::{self, Copied, CopyError};
+use crate::copy::{self, Copied, CopyError, Line};
 use crate::shared::Shared;
+use crate::stream::Link;
 use cached_ring::{Map, Node as MapNode, Slot, SlotSet, slot_of};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -44,10 +45,15 @@ struct Pair {
 }
 
 /// Connects to the address that the map has for the source.
-fn dial(shared: &Shared, node: &str, _ends: &dyn Fn() -> bool) -> Result<TcpStream, String> {
+fn dial(shared: &Shared, node: &str, _ends: &dyn Fn() -> bool) -> Result<Line, String> {
     let map = shared.ring.as_ref().unwrap().map();
     let address = &map.node(map.find(node).unwrap()).ring;
-    TcpStream::connect(address).map_err(|error| error.to_string())
+    TcpStream::connect(address).map(|stream| Line::new(link(stream))).map_err(|error| error.to_string())
+}
+
+fn link(stream: TcpStream) -> Link {
+    stream.set_nonblocking(true).unwrap();
+    Link::new(stream.into(), None)
 }
 
 /// What a test does while both nodes run.
@@ -179,7 +185,7 @@ impl Steps<'_> {
         let accepted = thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let socket = stream.try_clone().unwrap();
-            copy::accept(&source, "b".into(), stream.into());
+            copy::accept(&source, "b".into(), link(stream));
             socket
         });
         let confirm = async move || confirm(&accepted.join().unwrap()).await;

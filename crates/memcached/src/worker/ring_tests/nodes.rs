@@ -10,6 +10,7 @@ use crate::process::Logging;
 use crate::ring::{PeerReport, Ring};
 use crate::settings::{RingSecrets, RingSettings, Settings};
 use crate::shared::Shared;
+use crate::stream::Link;
 use cached_ring::{Map, Node as MapNode, NodeIndex, SLOTS};
 use rustix::event::Timespec;
 use std::io::{ErrorKind, Read};
@@ -47,6 +48,7 @@ pub(in crate::worker) fn settings(name: &str, map: Arc<Map>) -> Settings {
         secrets: RingSecrets::default(),
         peer_timeout: Duration::from_secs(1),
         connect_timeout: Duration::from_secs(1),
+        tls: None,
         peer_lanes_max: 16,
     };
     Settings {
@@ -143,7 +145,7 @@ impl Node {
         let (ended, _) = oneshot::channel();
         let map = self.ring().lanes(0).map().clone();
         let address = map.find(to).map_or_else(String::new, |at| map.node(at).ring.clone());
-        let lane = OpenLane { node: to.into(), address, socket: socket.into(), ended };
+        let lane = OpenLane { node: to.into(), address, link: Link::new(socket.into(), None), ended };
         self.worker.run_lane_command(Command::OpenLane(lane));
     }
 
@@ -151,7 +153,8 @@ impl Node {
     pub(in crate::worker) fn accept(&mut self, from: &str, socket: UnixStream) -> oneshot::Receiver<()> {
         let (ended, has_ended) = oneshot::channel();
         self.lanes += 1;
-        let lane = ServeLane { number: self.lanes, node: from.into(), socket: socket.into(), ended };
+        let lane =
+            ServeLane { number: self.lanes, node: from.into(), link: Link::new(socket.into(), None), ended };
         self.worker.run_lane_command(Command::ServeLane(lane));
         has_ended
     }

@@ -291,6 +291,7 @@ impl World {
             secrets: RingSecrets::default(),
             peer_timeout: Duration::from_secs(2),
             connect_timeout: Duration::from_secs(1),
+            tls: None,
             peer_lanes_max: 16,
         };
         let mut world = World {
