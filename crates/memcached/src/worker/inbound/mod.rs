@@ -118,7 +118,7 @@ pub(super) struct InboundLane {
     suspended_bytes: usize,
     /// The replies that continue without MORE.
     unwaited: VecDeque<(u32, Suspended)>,
-    /// The number of ticks since something was received.
+    /// The number of ticks since something was received or sent.
     silent_ticks: u32,
     leaving: Leaving,
     /// Dropped with the lane.

@@ -57,6 +57,10 @@ impl Worker {
                 }
             }
         }
+        if sent > 0 {
+            // While replies are sent, nothing is read: the other node is there, because it takes them.
+            lane.silent_ticks = 0;
+        }
         add(&lane.peer.counts(self.index).inbound_sent_bytes, sent);
         Ok(all)
     }

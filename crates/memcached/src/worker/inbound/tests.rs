@@ -370,6 +370,25 @@ fn a_retrieval_of_many_large_values_stops_after_those_that_it_has_read() {
     assert_eq!(owner.ring().suspended_pins.load(Ordering::Relaxed), 0);
 }
 
+/// While its replies are sent, nothing is read of what the other node says.
+#[test]
+fn a_lane_whose_replies_are_taken_is_not_silent() {
+    let mut owner = Node::owner();
+    let mut entry = Entry::new(&mut owner);
+    owner.worker.shared.kv.set(b"large", &vec![b'v'; 900_000]).unwrap();
+    entry.ask(1, "large", &format!("get{}\r\n", " large".repeat(16)));
+    entry.send();
+    let mut ticks = 0;
+    while !entry.replies.get(&1).is_some_and(|(_, is_complete)| *is_complete) {
+        owner.settle();
+        entry.receive();
+        owner.worker.tick_inbound();
+        ticks += 1;
+    }
+    assert!(ticks > SILENT_TICKS_MAX, "{ticks}");
+    assert!(!is_closed(&mut entry.ended));
+}
+
 #[test]
 fn a_lane_that_is_not_read_holds_little_and_loses_nothing() {
     let mut owner = Node::owner();
