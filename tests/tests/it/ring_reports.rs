@@ -75,6 +75,11 @@ fn each_node_reports_the_ring() {
     ] {
         assert!(stats.contains(&format!("STAT {line}")), "{line}: {stats:#?}");
     }
+    // What both count is added up.
+    let stats = ask(&b, "stats cluster\r\n", "END");
+    for line in ["nodes 2", "nodes_away 0", "cmd_set 1", "cmd_get 1", "curr_items 1"] {
+        assert!(stats.contains(&format!("STAT {line}")), "{line}: {stats:#?}");
+    }
     wait_for("a ping", || a.metric("cached_ring_round_trip_seconds{peer=\"b\"}"));
     let (_, metrics) = http::get(&a.admin, "/metrics");
     reference::compare(&metrics, |name| name.starts_with("cached_ring_"), |_| false);
@@ -100,6 +105,7 @@ fn each_node_reports_the_ring() {
         Some(a.cachectl(&["cluster", "status"])).filter(|it| it.0 == 5)
     });
     assert!(away.1.contains("away, or with another map: b"), "{}", away.1);
+    assert_eq!(ask(&a, "stats cluster\r\n", "END")[..2], ["STAT nodes 2", "STAT nodes_away 1"]);
     let (status, notes) = http::get(&a.admin, "/readyz");
     assert!(status == 200 && notes.contains("ring: node b is away"), "{status}: {notes}");
     drop(map);

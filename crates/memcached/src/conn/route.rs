@@ -86,6 +86,15 @@ impl Turn<'_, '_> {
         Step::Done(own.len())
     }
 
+    /// Asks all nodes for their statistics, of which the reply to the request `own` is made.
+    fn sums(&mut self, flags: Flags, own: &[u8]) -> Step {
+        if self.routed.has_places() {
+            return Step::Blocked;
+        }
+        self.routed.every(Every::sums(own, flags));
+        Step::Done(own.len())
+    }
+
     /// Begins the retrieval `get` of the request `own`, whose keys may have several owners.
     fn merge(&mut self, get: &Get<'_>, own: &[u8]) -> Step {
         let to = self.routed.waiter(&self.way);
@@ -272,6 +281,7 @@ impl Connection {
                         let execute = |executor: &mut Executor<'_>| exec::text(executor, &request);
                         turn.every(Flags::NONE, own, is_allowed, execute)
                     }
+                    Target::Sums => turn.sums(Flags::NONE, own),
                     Target::Here => {
                         turn.own(|executor| exec::text(executor, &request));
                         Step::Done(consumed)
@@ -319,6 +329,7 @@ impl Connection {
                         let is_allowed = turn.executor.shared.live.flush_command();
                         turn.every(Flags::BINARY, own, is_allowed, execute)
                     }
+                    Target::Sums => turn.sums(Flags::BINARY, own),
                     Target::Here => {
                         turn.own(execute);
                         Step::Done(consumed)

@@ -16,6 +16,8 @@ pub(crate) enum Target<'a> {
     Key(&'a [u8]),
     /// All items: every node.
     Every,
+    /// The statistics of all nodes, of which the node that was asked makes sums.
+    Sums,
     /// Nothing that differs between nodes: the node that was asked.
     Here,
     /// The node that was asked. The reply may depend on earlier requests, so these are answered
@@ -44,6 +46,7 @@ pub(crate) fn text_target<'a>(request: &Request<'a>, buffer: &'a mut KeyBuffer) 
             }
             _ => Target::Alone,
         },
+        Request::Stats(tokens) if tokens.len() == 2 && tokens.get(1) == Some(b"cluster") => Target::Sums,
         Request::MetaNoop | Request::Version | Request::Verbosity(_) => Target::Here,
         Request::Stats(_) | Request::Admin(_) | Request::Quit => Target::Alone,
     }
@@ -65,6 +68,7 @@ pub(crate) fn binary_target<'a>(request: &binary::Request<'a>) -> Target<'a> {
         Command::Store(store) => Target::Key(store.header.key),
         Command::Arithmetic(arithmetic) => Target::Key(arithmetic.key),
         Command::Flush { .. } => Target::Every,
+        Command::Stat { key } if *key == b"cluster" => Target::Sums,
         Command::Noop | Command::Version => Target::Here,
         Command::Stat { .. } | Command::Quit => Target::Alone,
     }

@@ -8,14 +8,18 @@
 //! | module | content |
 //! |---|---|
 //! | `general` | plain `stats`, `stats settings`, `items`, `slabs`, `sizes` |
+//! | `cluster` | `stats cluster`: the sums of all nodes of a ring |
 //! | `ring` | `stats ring`, and the same as documents and metrics |
 //! | `insight` | `stats mrc`, `hot`, `misses`, `shape`, `slow`, and the same as documents and metrics |
 //! | `admin` | the metrics, status and routes of the admin listener |
 
 pub(crate) mod admin;
+mod cluster;
 mod general;
 mod insight;
 pub(crate) mod ring;
+
+pub(crate) use cluster::Sums;
 
 use crate::connections::Endpoints;
 use crate::shared::Shared;
@@ -107,6 +111,8 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         }
         b"slow" => insight::write_slow(shared, sink),
         b"flush_prefix" => write_flush_prefix(shared, sink),
+        // This node's part of the sums. The node that a client asks makes them of all nodes' parts.
+        b"cluster" if shared.ring.is_some() => general::write_general(shared, sink),
         b"ring" => match &shared.ring {
             Some(ring) => ring::write(ring, sink),
             None => return false,

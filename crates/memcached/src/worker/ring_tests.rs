@@ -84,6 +84,48 @@ fn a_node_that_owns_nothing_answers_as_the_owner_does() {
     assert_eq!(bench.owner.peer().inbound_requests, peer.done);
 }
 
+/// The binary protocol's request for statistics, or the end of its reply.
+fn binary_stat(magic: u8, name: &[u8]) -> Vec<u8> {
+    let mut frame = [0; 24];
+    (frame[0], frame[1], frame[3], frame[11]) = (magic, 0x10, name.len() as u8, name.len() as u8);
+    [&frame, name].concat()
+}
+
+#[test]
+fn statistics_of_all_nodes_are_added_up() {
+    let mut bench = Bench::new();
+    bench.expect(
+        b"set k 5 0 5\r\nvalue\r\nget k\r\nget none\r\n",
+        b"STORED\r\nVALUE k 5 5\r\nvalue\r\nEND\r\nEND\r\n",
+    );
+    let has = |reply: &[u8], line: &str| {
+        let reply = String::from_utf8_lossy(reply);
+        assert!(reply.contains(line), "{line} is not in {reply}");
+    };
+    // Earlier requests are counted, and answered before.
+    let reply = bench.ask(b"get k\r\nstats cluster\r\n", b"0\r\nEND\r\n");
+    for line in
+        ["END\r\nSTAT nodes 2\r\n", "nodes_away 0", "cmd_set 1", "cmd_get 3", "get_hits 2", "curr_items 1"]
+    {
+        has(&reply, &format!("{line}\r\n"));
+    }
+    has(&reply, &format!("limit_maxbytes {}\r\nSTAT accepting_conns 1\r\n", 2 * (64 << 20)));
+    let reply = bench.ask(&binary_stat(0x80, b"cluster"), &binary_stat(0x81, b""));
+    ["nodes2", "nodes_away0", "cmd_get3"].iter().for_each(|pair| has(&reply, pair));
+    bench.expect(b"stats cluster more\r\n", b"ERROR\r\n");
+    // The counts of a node that goes while it is asked are missing, and then those of one that is away.
+    bench.client.write_all(b"stats cluster\r\n").unwrap();
+    bench.entry.turns(4);
+    bench.owner = Node::owner();
+    let lost = bench.ask(b"", b"0\r\nEND\r\n");
+    bench.entry.cannot_reach("b");
+    let away = bench.ask(b"stats cluster\r\n", b"0\r\nEND\r\n");
+    for reply in [lost, away] {
+        has(&reply, "STAT nodes 2\r\nSTAT nodes_away 1\r\n");
+        has(&reply, "cmd_set 0\r\n");
+    }
+}
+
 #[test]
 fn values_of_any_size_go_both_ways() {
     let mut bench = Bench::new();

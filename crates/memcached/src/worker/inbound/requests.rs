@@ -53,14 +53,15 @@ impl<'a> Decode<'a> {
 }
 
 /// Returns whether a request may be executed: the slots of its keys are this node's own, and no
-/// earlier request of them was refused that must be sent again before. `None` if no other node may ask
-/// for it.
+/// earlier request of them was refused that must be sent again before; or it is about all items, and
+/// this node may flush with the map of this `version`. `None` if no other node may ask for it.
 fn is_own(
     ring: &Ring,
     inbound: &mut Inbound,
     decode: &Decode<'_>,
     slot: Option<Slot>,
     flags: Flags,
+    version: u64,
 ) -> Option<bool> {
     let mut buffer = KeyBuffer::new();
     let target = match decode {
@@ -69,8 +70,10 @@ fn is_own(
         Decode::TextHead(header) => Target::Key(exec::body_key(header, &mut buffer)),
         Decode::BinaryHead(header) => Target::Key(header.key),
     };
+    let is_for_all = slot.is_none() && flags.has(Flags::EVERY);
     let (first, mut others) = match target {
-        Target::Every => return (slot.is_none() && flags.has(Flags::EVERY)).then_some(true),
+        Target::Every => return is_for_all.then(|| ring.may_flush(version)),
+        Target::Sums => return is_for_all.then_some(true),
         Target::Key(key) => (key, None),
         Target::Keys(mut keys) => (keys.next_key()?, Some(keys)),
         _ => return None,
@@ -168,10 +171,9 @@ impl Worker {
         let (decode, consumed, body_len) =
             Decode::of(flags, bytes).ok_or_else(|| fault("cannot be decoded"))?;
         let ring = self.shared.ring.as_ref();
-        let is_own = ring.and_then(|ring| is_own(ring, &mut lane.inbound, &decode, slot, flags));
+        let version = u64::from_le_bytes(*version);
+        let is_own = ring.and_then(|ring| is_own(ring, &mut lane.inbound, &decode, slot, flags, version));
         let is_own = is_own.ok_or_else(|| fault("is none for another node, or names the wrong slot"))?;
-        let may_flush = || ring.is_some_and(|ring| ring.may_flush(u64::from_le_bytes(*version)));
-        let is_own = is_own && (slot.is_some() || may_flush());
         let has_parts = flags.has(Flags::PARTS) || flags.has(Flags::HEAD);
         match (&decode, slot) {
             (Decode::Text(_) | Decode::Binary(_), _) if consumed != bytes.len() || has_parts => {
