@@ -130,7 +130,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const IMAGE: &str = "image/svg+xml";
 
 /// The path, the media type and the content of each file.
-const FILES: [(&str, &str, &str); 13] = [
+const FILES: [(&str, &str, &str); 14] = [
     ("/", HTML, include_str!("console/index.html")),
     ("/console/console.css", CSS, include_str!("console/console.css")),
     ("/console/icon.svg", IMAGE, include_str!("console/icon.svg")),
@@ -140,6 +140,7 @@ const FILES: [(&str, &str, &str); 13] = [
     ("/console/model.js", SCRIPT, include_str!("console/model.js")),
     ("/console/panels.js", SCRIPT, include_str!("console/panels.js")),
     ("/console/parts.js", SCRIPT, include_str!("console/parts.js")),
+    ("/console/ring.js", SCRIPT, include_str!("console/ring.js")),
     ("/console/volumes.js", SCRIPT, include_str!("console/volumes.js")),
     ("/console/chart.js", SCRIPT, include_str!("console/chart.js")),
     ("/console/dom.js", SCRIPT, include_str!("console/dom.js")),

@@ -16,7 +16,7 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, free_port};
 use serde_json::{Value, json};
 
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 9] = [
     "/status.json",
     "/mrc.json",
     "/hot.json",
@@ -25,6 +25,7 @@ const DOCUMENTS: [&str; 8] = [
     "/config.json",
     "/volumes",
     "/volumes/show",
+    "/ring.json",
 ];
 const TOKEN: &str = "correct-horse-battery-staple";
 
@@ -86,6 +87,21 @@ pub(crate) fn open(browser: &mut Browser, url: &str, viewport: Viewport) {
     browser.wait_for("document.documentElement.dataset.drawn");
 }
 
+/// A ring of two nodes, from one of which slots move to the other.
+fn ring() -> Value {
+    let node = |name: &str, state: &str, slots: u64, planned: u64| {
+        json!({ "node": name, "state": state, "slots": slots, "planned_slots": planned, "items": 5, "memory_bytes": 64 << 20,
+            "gets": 8, "hits": 6, "has_same_map": true, "address": format!("{name}.example.com:11211") })
+    };
+    json!({
+        "ring": "main", "node": "a", "map_version": 7, "purging_slots": 0, "paused": true,
+        "nodes": [node("a", "here", 12288, 8192), node("b", "up", 4096, 8192)],
+        "moves": [{ "id": 7, "from": "a", "to": "b", "slots": "0-1023", "slot_count": 1024 }],
+        "runs": [{ "first": 0, "last": 1023, "owner": "a", "moves_to": "b" }, { "first": 1024, "last": 12287, "owner": "a" },
+            { "first": 12288, "last": 16383, "owner": "b" }],
+    })
+}
+
 fn all_documents() -> Vec<(&'static str, Value)> {
     let point = |factor: f64, ratio: f64| json!({ "factor": factor, "memory_bytes": 67_108_864.0 * factor, "miss_ratio": ratio });
     let points =
@@ -103,8 +119,10 @@ fn all_documents() -> Vec<(&'static str, Value)> {
     });
     let mut shown = volume.clone();
     shown["snapshots"] = json!([{ "name": "monday", "size_bytes": 1_u64 << 40, "created_unix_secs": 1_795_300_000, "parent": null }]);
+    let mut status = example();
+    status["ring"] = ring();
     vec![
-        ("/status.json", example()),
+        ("/status.json", status),
         ("/mrc.json", json!({ "curves": [curve("items"), curve("objects")] })),
         (
             "/hot.json",
@@ -138,6 +156,7 @@ fn all_documents() -> Vec<(&'static str, Value)> {
         ),
         ("/volumes", json!({ "volumes": [volume], "damaged": [], "volumes_other": 0 })),
         ("/volumes/show", shown),
+        ("/ring.json", ring()),
     ]
 }
 
@@ -145,12 +164,13 @@ fn all_documents() -> Vec<(&'static str, Value)> {
 #[ignore = "long: browsers, in Chromium"]
 fn figures_are_those_of_the_documents() {
     let Some(mut browser) = Browser::start("figures_are_those_of_the_documents") else { return };
-    let fixture = Fixture::start("127.0.0.1:0", &all_documents(), &[]);
+    let documents = all_documents();
+    let fixture = Fixture::start("127.0.0.1:0", &documents, &[]);
     open(&mut browser, &fixture.url(), Viewport::LAPTOP);
     // The page shows its other parts before the list of volumes has arrived.
     browser.wait_for("document.querySelector('[data-figure=clients-disk]')");
     // The exact value is the figure's title.
-    let status = example();
+    let status = &documents[0].1;
     for (figure, pointer) in [
         ("item-bytes", "/items/bytes"),
         ("item-limit", "/items/limit_bytes"),
@@ -189,6 +209,9 @@ fn figures_are_those_of_the_documents() {
         ("s3-memory-bytes", "/s3/memory_bytes"),
         ("s3-passed", "/s3/passed"),
         ("hits-media", "/s3/buckets/0/hits"),
+        ("ring-map", "/ring/map_version"),
+        ("slots-b", "/ring/nodes/1/slots"),
+        ("move-7", "/ring/moves/0/slot_count"),
     ] {
         let title = browser.evaluate(&format!("document.querySelector('[data-figure=\"{figure}\"]')?.title"));
         let wanted = status.pointer(pointer).unwrap_or_else(|| panic!("{pointer} is not in the example"));
@@ -230,12 +253,20 @@ fn figures_are_those_of_the_documents() {
         ("[aria-labelledby=s3-title]", "✓ serving s3.example.com:443"),
         ("[aria-labelledby=s3-title]", "media 95.6 % – 8,600 400 2,900 200 MiB"),
         ("[aria-labelledby=s3-title]", "and 3 more."),
+        ("[aria-labelledby=ring-title]", "Map 7. Paused: no further move begins."),
+        ("[aria-labelledby=ring-title]", "b ✓ up 4,096 → 8,192 25.0 % 5 64.0 MiB 75.0 % b.example.com:11211"),
+        ("[aria-labelledby=ring-title]", "1,024 slots move from a to b."),
         ("[aria-labelledby=volumes-title]", "disk 1.00 TiB 8.00 MiB 1 2 – – node1"),
     ] {
         browser.wait_for(&format!("document.querySelector({})", json!(selector)));
         let text = browser.text(selector);
         assert!(text.contains(wanted), "{selector}: {wanted} is not in: {text}");
     }
+    // The slots of a: those that move, and those that stay.
+    let drawn = browser.evaluate(
+        "[...document.querySelector('td.slots').querySelectorAll('path')].map((one) => one.getAttribute('d'))",
+    );
+    assert_eq!(drawn, json!(["M1024 0H12288V1H1024z", "M0 0H1024V1H0z", ""]));
     // The selected level hides finer levels, and another selection shows them.
     assert!(!browser.text("#log").contains("worker 0"));
     browser.evaluate(
@@ -244,7 +275,8 @@ fn figures_are_those_of_the_documents() {
     );
     browser.wait_for("document.querySelector('#log').innerText.includes('worker 0')");
     // A rate is the difference of two documents: 400 gets and 100 hits in 2 s.
-    let mut later = example();
+    let mut later = status.clone();
+    later["ring"]["nodes"][1]["state"] = json!("away");
     later["now_unix_ms"] = json!(status["now_unix_ms"].as_u64().expect("a time") + 2000);
     later["items"]["gets"] = json!(1_000_400);
     later["items"]["get_hits"] = json!(930_100);
@@ -261,6 +293,7 @@ fn figures_are_those_of_the_documents() {
     let risks = browser.text(".risks");
     assert!(risks.contains("▲ Acknowledged data are lost: 4.00 KiB of 1 objects"), "{risks}");
     assert!(risks.contains("▲ Not ready: the store has not answered for 12 s"), "{risks}");
+    assert!(risks.contains("▲ Nodes of the ring are away, with their keys: b."), "{risks}");
     assert!(risks.contains("▲ The S3 endpoint has not been reachable for 1 min 5 s"), "{risks}");
     assert!(browser.text("header").contains("▲ Not ready"));
     let volumes = browser.text("[aria-labelledby=volumes-title]");
@@ -302,6 +335,10 @@ fn hostile_bytes_stay_text() {
     status["s3"]["endpoint"] = json!(name(0));
     status["s3"]["buckets"][0]["bucket"] = json!(name(1));
     status["volumes"]["volumes"][0]["volume"] = json!(name(2));
+    status["ring"] = ring();
+    for at in ["/ring/ring", "/ring/nodes/0/node", "/ring/nodes/1/address", "/ring/moves/0/from"] {
+        *status.pointer_mut(at).expect("a name") = json!(name(at.len()));
+    }
     documents[0].1 = status;
     documents[1].1["curves"][1]["scope"] = json!(name(0));
     let long = "k".repeat(200_000);

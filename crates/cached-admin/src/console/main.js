@@ -17,7 +17,7 @@ const OTHERS = { mrc: "mrc.json", hot: "hot.json", slow: "slow.json", config: "c
 const dialog = document.getElementById("dialog");
 const model = new Model();
 // The other documents: {ok}, {refused} or {absent}; absent until the first answer.
-const documents = { mrc: {}, hot: {}, slow: {}, config: {}, log: {}, volumes: {}, volume: {} };
+const documents = { mrc: {}, hot: {}, slow: {}, config: {}, log: {}, volumes: {}, volume: {}, ring: {} };
 // `volume` is the name of the volume whose details are shown, `action` the change in the dialog, `done` the last one made.
 const ui = { cursor: null, scope: null, level: "info", filter: "", changed: false, wantsToken: false, volume: null, action: null, done: null, theme: localStorage.getItem("cached-theme") || "auto" };
 const feed = { lastMs: null, away: null, refused: false, tries: 0, nextMs: 0, round: 0, restarted: null };
@@ -65,6 +65,13 @@ async function log() {
   documents.log = answer;
 }
 
+// The slots of a ring, which change with each move.
+async function ring() {
+  if (!model.now.ring || documents.ring.absent) return;
+  const answer = await ask("ring.json");
+  if (!answer.away) documents.ring = answer;
+}
+
 async function poll() {
   if (asking) return;
   asking = true;
@@ -85,7 +92,7 @@ async function poll() {
       askForVolumes();
       await others();
     }
-    await log();
+    await Promise.all([log(), ring()]);
     feed.round += 1;
   } else {
     feed.away = feed.refused ? null : answer.away || answer.denied || "this address has no status.json";

@@ -92,7 +92,7 @@ export { ratio };
 
 // What an operator should look at, the worst first: [{bad, text}].
 export function risks(model, write) {
-  const { health, objects, store, connections, journal, items, s3, state } = model.now;
+  const { health, objects, store, connections, journal, items, s3, state, ring } = model.now;
   const found = [];
   const add = (when, text, bad = false) => when && found.push({ bad, text });
   add(objects?.lost_bytes > 0 || objects?.lost_objects > 0,
@@ -102,6 +102,8 @@ export function risks(model, write) {
   add(store?.state === "away" && !health?.reasons?.length, () => `The store has not answered for ${write.age(store.away_ms / 1000)}.`, true);
   add(s3?.state === "away", () => `The S3 endpoint has not been reachable for ${write.age(s3.away_ms / 1000)}.`, true);
   add(s3?.state === "slow", () => "The S3 endpoint does not respond in time; objects in memory are served without it.");
+  const lost = (ring?.nodes || []).filter((one) => one.state === "away").map((one) => one.node);
+  add(lost.length, () => `Nodes of the ring are away, with their keys: ${write.printable(lost.join(", "))}.`, true);
   add(objects?.attach_state === "detached", () => "The object cache is detached: requests go to the store. cachectl cache attach puts it back.");
   add(["storing", "transit"].includes(objects?.attach_state), () => "The object cache is being detached.");
   add(state === "draining", () => "The server is draining: it takes no new connections and stores what is dirty.");

@@ -7,6 +7,7 @@ import { age, bytes, clock, count, day, NONE, percent, printable, rate, seconds,
 import { flushOfNamespace } from "./actions.js";
 import { curvePoints, objectReads, ratio, requests, risks, s3Hits, s3Reads } from "./model.js";
 import { bar, barred, enter, exact, facts, figure, foreign, ms, panel, per, quiet, soft, stack, table, unspoken, us, without } from "./parts.js";
+import { ring } from "./ring.js";
 import { volumes } from "./volumes.js";
 
 export function header({ status, ui, feed, nextTheme, forget }) {
@@ -39,6 +40,7 @@ export function sections(context) {
       ? h("ul.risks", { key: "risks", "aria-label": "At risk" }, found.map((risk) => h("li", { class: risk.bad ? "bad" : "warn" }, unspoken(risk.bad ? "▲ " : "● "), risk.text)))
       : h("p.risks.none", { key: "safe" }, unspoken("✓ "), "Nothing at risk: the server is ready, no data are lost, nothing is refused."),
     h("div.tiles", { key: "tiles" }, tiles(model)),
+    h("div.grid", { key: "ring" }, ring(context)),
     h("div.grid", { key: "charts" }, timeCharts(context)),
     h("div.grid", { key: "columns" },
       stack("c6", moreMemory(context), ...hotKeys(context), commands(context)),
