@@ -31,7 +31,7 @@ with_defaults! {
         /// The name of the ring, of which the registry or the file may contain several.
         pub name: String = "main".into(),
         /// The address at which other nodes reach this one, `host:port`, in a ring whose map is in the
-        /// registry.
+        /// registry. Here and in `clients`, `{node}` stands for the name of this node.
         pub address: String = String::new(),
         /// The address at which clients reach this node, in a ring whose map is in the registry; if
         /// empty, the first address of memcached's listeners that names a host.
@@ -181,9 +181,10 @@ impl RingTable {
         require(!self.address.is_empty(), "ring.address", || {
             "is missing; without map_file it must be HOST:PORT, as other nodes reach this one".into()
         })?;
-        let ring = reachable("ring.address", &self.address)?;
+        let named = |text: &str| text.replace("{node}", node);
+        let ring = reachable("ring.address", &named(&self.address))?;
         let address = match self.clients.is_empty() {
-            false => reachable("ring.clients", &self.clients)?,
+            false => reachable("ring.clients", &named(&self.clients))?,
             true => {
                 let addresses = settings.listen.iter().map(memcached::plain_address);
                 addresses.into_iter().find_map(|text| reachable("ring.clients", &text).ok()).ok_or_else(|| {
@@ -609,10 +610,14 @@ mod tests {
         assert_eq!((own.name.as_str(), own.ring.as_str(), own.weight), ("a", "127.0.0.1:21311", 3));
         assert_eq!(own.address, "127.0.0.1:21212", "the first one that names a host");
         assert_eq!((ring.listen[0].host.as_deref(), ring.listen[0].port), (Some("127.0.0.1"), 21311));
-        let clients =
-            "address = \"127.0.0.1:21311\"\nclients = \"cache.example:1\"\nlisten = [\"127.0.0.1:7\"]";
-        let ring = in_registry(clients, DISK).expect("settings");
-        assert_eq!((ring.map.nodes()[0].address.as_str(), ring.listen[0].port), ("cache.example:1", 7));
+        let named = "address = \"{node}.example:2\"\nclients = \"{node}.cache.example:1\"\nlisten = [\"127.0.0.1:7\"]";
+        let files = Files::new();
+        files.write("secret", "0123456789abcdef\n");
+        let lines = format!("{named}\n{}", files.key("secret_file", "secret"));
+        let ring = in_registry(&lines, DISK).expect("settings");
+        let own = &ring.map.nodes()[0];
+        assert_eq!((own.ring.as_str(), own.address.as_str()), ("a.example:2", "a.cache.example:1"));
+        assert_eq!(ring.listen[0].port, 7);
     }
 
     #[test]
