@@ -54,6 +54,8 @@ const STORES: [&str; 4] = [
     "objects: {enabled: true, backend: {kind: synapse, address: \"node1:11311\"}, backendSecretName: node}",
     include_str!("../../../deploy/kubernetes/pair.yaml"),
 ];
+/// A ring, with sizes of its memory that differ from the defaults.
+const RING: &str = "{replicas: 5, updateStrategy: OnDelete, memcached: {threads: 20, itemMiBMax: 8}, ring: {enabled: true, secretName: ring, registry: {kind: etcd, endpoints: [\"http://etcd:2379\"]}, config: {peer_timeout_ms: 1000}}}";
 /// Numbers that helm would print with an exponent.
 const LARGE: &str = "{memcached: {memoryMiB: 1048576, connectionsMax: 1000000}, persistence: {enabled: true}, objects: {enabled: true, memoryMiB: 2097152, countMax: 4000000}}";
 /// Values that yield the fewest manifests.
@@ -126,7 +128,7 @@ fn invalid(validator: &Path, manifests: &str) -> Option<String> {
 #[ignore = "long: kubernetes, by helm"]
 fn helm_finds_nothing_wrong() {
     let Some(helm) = helm("helm_finds_nothing_wrong") else { return };
-    for values in ["{}", EVERYTHING, NOTHING] {
+    for values in ["{}", EVERYTHING, NOTHING, RING] {
         let result = run_helm(&helm, &["lint", "--strict"], values, &["--kube-version", KUBERNETES]);
         result.unwrap_or_else(|text| panic!("{text}"));
     }
@@ -159,6 +161,13 @@ fn wrong_values_are_refused() {
             "objects.http.bytesMiBMax must be at least 24",
         ),
         ("{objects: {http: {listen: a}}}", "listen"),
+        ("{ring: {enabled: true}}", "ring.enabled needs ring.secretName"),
+        (
+            "{ring: {enabled: true, secretName: s, registry: {kind: store}}}",
+            "ring.registry.kind store needs objects.enabled",
+        ),
+        ("{ring: {registry: {kind: disk}}}", "kind"),
+        ("{updateStrategy: Never}", "updateStrategy"),
         ("{s3: {enabled: true}}", "s3.enabled needs s3.upstream"),
         (
             "{s3: {enabled: true, upstream: \"http://a\", keysSecretName: a}}",
@@ -206,7 +215,7 @@ fn manifests_are_valid() {
         Ok(validator) => validator,
         Err(why) => return outside::skip("manifests_are_valid", &why),
     };
-    for values in ["{}", EVERYTHING, NOTHING, STORES[0], STORES[3]] {
+    for values in ["{}", EVERYTHING, NOTHING, STORES[0], STORES[3], RING] {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
         // Kubernetes has no schemas for the Prometheus operator's kinds.
         let own: Vec<&str> =
@@ -250,6 +259,7 @@ fn secrets(dir: &Path) {
     let mut files = vec![
         ("admin/token", token),
         ("synapse/secret", token),
+        ("ring/secret", token),
         ("users/users", "app:secret\n"),
         ("s3-keys/keys.toml", keys.as_str()),
         ("objects-http-keys/keys.toml", keys.as_str()),
@@ -291,11 +301,16 @@ fn local(manifests: &str, dir: &Path) -> PathBuf {
         assert!(!is_used || manifests.contains(&format!("mountPath: {path}")), "{path} is not mounted");
     }
     let place = |path: &str| format!("\"{}{path}", dir.display());
-    let own = |line: &str| match line.split_once(" = ") {
-        Some(("listen", _)) => "listen = [\"127.0.0.1:0\"]".to_owned(),
-        _ => line.replace("\"/run/", &place("/run/")).replace("\"/var/", &place("/var/")),
-    };
-    let text: String = text.lines().map(|line| own(line) + "\n").collect();
+    let mut table = "";
+    let own = text.lines().map(|line| {
+        table = if line.starts_with('[') { line } else { table };
+        match line.split_once(" = ") {
+            // Other nodes know the port of a ring.
+            Some(("listen", _)) if table != "[ring]" => "listen = [\"127.0.0.1:0\"]\n".to_owned(),
+            _ => line.replace("\"/run/", &place("/run/")).replace("\"/var/", &place("/var/")) + "\n",
+        }
+    });
+    let text: String = own.collect();
     let file = dir.join("cached.toml");
     fs::write(&file, text).expect("a file");
     file
@@ -313,7 +328,7 @@ fn the_configuration_is_accepted_and_fits_into_the_limit() {
     secrets(dir);
     fs::create_dir_all(dir.join("var/lib/cached")).expect("a directory");
     let started = ["{}", "memcached: {memoryMiB: 64, connectionsMax: 100}", EVERYTHING];
-    for values in started.iter().chain(&STORES).chain([&LARGE]) {
+    for values in started.iter().chain(&STORES).chain([&RING, &LARGE]) {
         let manifests = template(&helm, values).unwrap_or_else(|text| panic!("{text}"));
         let file = local(&manifests, dir);
         let mut check = Command::new(&Program::under_test().path);
@@ -351,7 +366,7 @@ fn the_documented_commands_are_possible() {
         assert!(output.status.success(), "{command:?}: {}", outside::text(&output));
         count += 1;
     }
-    assert_eq!(count, 4);
+    assert_eq!(count, 6);
 }
 
 /// Starts the server, reads the maximum of its memory, in MiB, from its first lines, and ends the

@@ -53,6 +53,7 @@ ca_file = "{{ $directory }}/ca.crt"
     (list "admin-tls" .Values.admin.tls.secretName true)
     (list "memcached-tls" .Values.memcached.tls.secretName true)
     (list "users" .Values.memcached.usersSecretName true)
+    (list "ring" .Values.ring.secretName .Values.ring.enabled)
     (list "backend" .Values.objects.backendSecretName .Values.objects.enabled)
     (list "objects-http-tls" .Values.objects.http.tls.secretName (and .Values.objects.enabled .Values.objects.http.enabled))
     (list "objects-http-keys" .Values.objects.http.keysSecretName (and .Values.objects.enabled .Values.objects.http.enabled))
@@ -111,6 +112,13 @@ ca_file = "{{ $directory }}/ca.crt"
 {{- if and $objects.election.enabled (or (gt (int .Values.replicas) 1) (hasKey $objects.config "writer")) -}}
 {{- fail "objects.election.enabled needs replicas 1 and no writer in objects.config: each host of the election is a release" -}}
 {{- end -}}
+{{- if .Values.ring.enabled -}}
+{{- if not .Values.ring.secretName }}{{ fail "ring.enabled needs ring.secretName" }}{{ end -}}
+{{- if $objects.election.enabled }}{{ fail "ring.enabled and objects.election.enabled need different releases" }}{{ end -}}
+{{- if and (eq .Values.ring.registry.kind "store") (not $objects.enabled) -}}
+{{- fail "ring.registry.kind store needs objects.enabled: the registry is in the store of the objects" -}}
+{{- end -}}
+{{- end -}}
 {{- if and $s3.enabled (not $s3.upstream) }}{{ fail "s3.enabled needs s3.upstream" }}{{ end -}}
 {{- /* A pod has no credentials in its environment. */ -}}
 {{- if and $s3.enabled $s3.keysSecretName (not $s3.upstreamSecretName) (not $s3.config.upstream_auth) -}}
@@ -122,6 +130,11 @@ ca_file = "{{ $directory }}/ca.crt"
 {{- if ne (empty $s3.upstreamAccessKey) (empty $s3.upstreamSecretName) -}}
 {{- fail "s3.upstreamAccessKey and s3.upstreamSecretName need each other" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The connections from one other pod of a ring: at least as many as it has threads. */}}
+{{- define "cached.lanes" -}}
+{{- .Values.ring.config.peer_lanes_max | default (max 16 (int .Values.memcached.threads)) | int -}}
 {{- end -}}
 
 {{/* cached.toml. Helm reads numbers as floats and prints large ones as 1e+06, which int64 prevents. */}}
@@ -143,6 +156,24 @@ sasl_file = "/run/secrets/cached/users/users"
 {{- end }}
 {{- include "cached.keys" .Values.memcached.config }}
 {{- include "cached.tls" (dict "table" "memcached" "tls" .Values.memcached.tls) }}
+
+{{- with .Values.ring }}
+{{- if .enabled }}
+{{- /* The names of the pods are those of the nodes. */}}
+{{- $host := printf "{node}.%s.%s.svc" (include "cached.name" $) $.Release.Namespace }}
+
+[ring]
+address = {{ printf "%s:%v" $host .port | quote }}
+clients = {{ printf "%s:%v" $host $.Values.memcached.port | quote }}
+listen = [{{ printf "*:%v" .port | quote }}]
+secret_file = "/run/secrets/cached/ring/secret"
+peer_lanes_max = {{ include "cached.lanes" $ }}
+{{- include "cached.keys" (omit .config "peer_lanes_max") }}
+
+[registry]
+{{- include "cached.keys" .registry }}
+{{- end }}
+{{- end }}
 
 [admin]
 listen = [{{ printf "0.0.0.0:%v" .Values.admin.port | quote }}]
@@ -288,6 +319,13 @@ upstream_secret_file = "/run/secrets/cached/s3-upstream/secret"
 {{- $sum = add $sum 20 (div (int .Values.memcached.threads) 4) -}}
 {{- /* The admin listener. */ -}}
 {{- $sum = add $sum 16 -}}
+{{- if .Values.ring.enabled -}}
+{{- /* Connections to and from each other pod, and two more; values that are passed on; moves to and from this pod. */ -}}
+{{- $peers := sub (max 1 (int .Values.replicas)) 1 -}}
+{{- $outbound := div (mul $peers (int .Values.memcached.threads) 17) 16 -}}
+{{- $inbound := div (mul (add $peers 2) (include "cached.lanes" . | int) 5) 8 -}}
+{{- $sum = add $sum $outbound $inbound (div (int .Values.memcached.threads) 5) (div $buffers 8) (mul $item 7) 75 -}}
+{{- end -}}
 {{- if .Values.objects.enabled -}}
 {{- $memory := int .Values.objects.memoryMiB -}}
 {{- $chunks := mul (int .Values.objects.objectMiBMax) 4 -}}
