@@ -64,6 +64,9 @@ impl Map {
         let index = self.known(node)?;
         let mut next = self.next()?;
         next.nodes[index.index()].weight = weight;
+        if weight == 0 {
+            next.drop_wishes(index);
+        }
         if next.nodes.iter().all(|node| node.weight == 0) {
             return Err(MapError::new(format_args!(
                 "node {node}: weight: would be 0, as that of all other nodes; one node must have a weight above 0 to \
@@ -101,6 +104,7 @@ impl Map {
         }
         let mut next = self.next()?;
         next.nodes.remove(index.index());
+        next.drop_wishes(index);
         next.renumber(|other| if other < index { other } else { NodeIndex(other.0 - 1) });
         next.checked()
     }
@@ -115,6 +119,7 @@ impl Map {
         let index = self.known(node)?;
         let mut next = self.next()?;
         next.moves.retain(|one| one.from != index && one.to != index);
+        next.drop_wishes(index);
         next.nodes[index.index()].weight = 0;
         next.nodes[index.index()].term = next.version;
         next.struck = next.version;
@@ -182,7 +187,7 @@ impl Map {
     /// weights: its source, for which `is_reachable` returns true, and its slots. `None` if there is
     /// nothing to move, or not now: the ring is paused, or a move to this node is in progress.
     ///
-    /// Moves that are in progress count as done.
+    /// Moves that are in progress count as done. Slots that are wished for the node come first.
     pub fn next_move(&self, to: &str, is_reachable: &dyn Fn(&str) -> bool) -> Option<(String, SlotSet)> {
         let target = self.find(to)?;
         if self.is_paused || self.moves.iter().any(|one| one.to == target) {
@@ -190,15 +195,20 @@ impl Map {
         }
         let wanted = wanted_owners(self)?;
         let is_free = |slot: Slot| self.move_of(slot).is_none();
-        let missing = Slot::all().filter(|slot| wanted[usize::from(slot.number())] == target);
-        let mut by_source = vec![Vec::new(); self.nodes.len()];
-        for slot in missing.filter(|slot| self.owner(*slot) != target && is_free(*slot)) {
-            by_source[self.owner(slot).index()].push(slot);
-        }
-        let sources = (0..).map(NodeIndex).zip(by_source).filter(|(source, slots)| {
-            !slots.is_empty() && !self.is_busy(*source) && is_reachable(&self.node(*source).name)
-        });
-        let (source, slots) = sources.max_by_key(|(source, slots)| (slots.len(), Reverse(*source)))?;
+        let is_missing = |slot: &Slot| {
+            wanted[usize::from(slot.number())] == target && self.owner(*slot) != target && is_free(*slot)
+        };
+        let most = |slots: &mut dyn Iterator<Item = Slot>| {
+            let mut by_source = vec![Vec::new(); self.nodes.len()];
+            slots.filter(is_missing).for_each(|slot| by_source[self.owner(slot).index()].push(slot));
+            let sources = (0..).map(NodeIndex).zip(by_source).filter(|(source, slots)| {
+                !slots.is_empty() && !self.is_busy(*source) && is_reachable(&self.node(*source).name)
+            });
+            sources.max_by_key(|(source, slots)| (slots.len(), Reverse(*source)))
+        };
+        let wished = self.wishes.iter().find(|wish| wish.to == target);
+        let wished = wished.and_then(|wish| most(&mut wish.slots.iter()));
+        let (source, slots) = wished.or_else(|| most(&mut Slot::all()))?;
         let (mut taken, mut runs, mut previous) = (SlotSet::new(), 0, None);
         for slot in slots.into_iter().take(MOVE_SLOTS_MAX) {
             runs += usize::from(previous.is_none_or(|previous| previous + 1 != slot.number()));
@@ -217,7 +227,7 @@ impl Map {
     }
 
     /// Returns a copy with the next version.
-    fn next(&self) -> Result<Map, MapError> {
+    pub(crate) fn next(&self) -> Result<Map, MapError> {
         let version = self.version.checked_add(1).filter(|version| *version <= VERSION_MAX);
         let version = version.ok_or_else(|| MapError::new("the version cannot be raised any more"))?;
         Ok(Map { version, ..self.clone() })
@@ -226,9 +236,10 @@ impl Map {
     fn renumber(&mut self, index: impl Fn(NodeIndex) -> NodeIndex) {
         self.owners.iter_mut().for_each(|owner| *owner = index(*owner));
         self.moves.iter_mut().for_each(|one| (one.from, one.to) = (index(one.from), index(one.to)));
+        self.wishes.iter_mut().for_each(|wish| wish.to = index(wish.to));
     }
 
-    fn known(&self, node: &str) -> Result<NodeIndex, MapError> {
+    pub(crate) fn known(&self, node: &str) -> Result<NodeIndex, MapError> {
         self.find(node).ok_or_else(|| self.missing(node))
     }
 
@@ -384,6 +395,8 @@ mod tests {
         Weight(usize, u32),
         /// The node cannot be reached, or can again.
         Reach(usize),
+        /// The node is to have 16 slots from this one on.
+        Wish(usize, u16),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -392,6 +405,7 @@ mod tests {
             4 => prop::bool::weighted(0.8).prop_map(Step::End),
             1 => (0..4_usize, 0..4_u32).prop_map(|(node, weight)| Step::Weight(node, weight)),
             1 => (0..4_usize).prop_map(Step::Reach),
+            1 => (0..4_usize, 0..1024_u16).prop_map(|(node, at)| Step::Wish(node, at * 16)),
         ]
     }
 
@@ -428,6 +442,10 @@ mod tests {
                     away[*at] ^= true;
                     true
                 }
+                Step::Wish(at, first) => map.wish(NAMES[*at], &slots(*first..first + 16)).is_ok_and(|next| {
+                    *map = next;
+                    true
+                }),
             };
             for step in &steps {
                 run(&mut map, step, &mut away);
@@ -445,8 +463,11 @@ mod tests {
                     break;
                 }
             }
-            // Everything moves at most once, in batches of which few are small.
-            prop_assert!(begun <= SLOTS / MOVE_SLOTS_MAX + 16, "{begun} moves");
+            // Everything moves at most once, in batches of which few are small; wished slots in their own.
+            prop_assert!(begun <= SLOTS / MOVE_SLOTS_MAX + 32, "{begun} moves");
+            for wish in map.wishes() {
+                prop_assert!(wish.slots.iter().all(|slot| map.owner(slot) == wish.to), "{wish:?}");
+            }
             let total: u64 = map.nodes().iter().map(|node| u64::from(node.weight)).sum();
             for (node, count) in map.nodes().iter().zip(map.counts()) {
                 let share = SLOTS as u64 * u64::from(node.weight);

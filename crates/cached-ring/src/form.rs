@@ -2,7 +2,7 @@
 //!
 //! A ring has the document `ring/NAME/meta`, one document `ring/NAME/nodes/NODE` for each node,
 //! `ring/NAME/map` with the owner of each run of slots, and in a registry `ring/NAME/moves` if slots
-//! move. Without `ring/NAME/map` the slots are divided by weight in the order of the nodes' names.
+//! move and `ring/NAME/wishes` if slots are wished at nodes. Without `ring/NAME/map` the slots are divided by weight in the order of the nodes' names.
 //! Values are JSON; a file of documents is TOML, with one key for each document.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, check_name};
 use crate::plan::planned;
-use crate::slots::{SLOTS, Slot, SlotSet, run};
+use crate::slots::{NotARun, SLOTS, run};
+use crate::wishes::Wish;
 
 /// The format of the documents, which is the only one so far.
 const FORMAT: u32 = 1;
@@ -51,6 +52,13 @@ struct MoveDocument {
     slots: String,
 }
 
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct WishDocument {
+    to: String,
+    slots: String,
+}
+
 fn weight_default() -> u32 {
     1
 }
@@ -68,6 +76,7 @@ pub fn from_file<'a>(
     let with_term = map.nodes.iter().find(|node| node.term != 0);
     let document = match with_term {
         _ if !map.moves.is_empty() => "moves: is present".to_owned(),
+        _ if !map.wishes.is_empty() => "wishes: is present".to_owned(),
         _ if map.is_paused => "meta: paused: is set".to_owned(),
         _ if map.struck != 0 => "meta: struck: is set".to_owned(),
         Some(Node { name, .. }) => format!("nodes/{name}: term: is set"),
@@ -131,12 +140,12 @@ pub fn from_documents<'a>(
             key("meta")
         )));
     }
-    let (map, moves) = (own.remove("map"), own.remove("moves"));
+    let [map, moves, wishes] = ["map", "moves", "wishes"].map(|rest| own.remove(rest));
     let mut nodes = Vec::new();
     for (rest, document) in own {
         let key = key(rest);
         let Some(name) = rest.strip_prefix("nodes/") else {
-            let expected = "meta, nodes/NODE, map or moves";
+            let expected = "meta, nodes/NODE, map, moves or wishes";
             return Err(MapError::new(format_args!("{key}: is not known; expected {expected}")));
         };
         nodes.push(node(&key, name, value(&key, document)?)?);
@@ -161,12 +170,16 @@ pub fn from_documents<'a>(
         Some(document) => moves_of(&key("moves"), value(&key("moves"), document)?, &map)?,
         None => Vec::new(),
     };
-    let map = Map { is_paused: meta.paused, moves, struck: meta.struck, ..map }.checked();
+    let wishes = match wishes {
+        Some(document) => wishes_of(&key("wishes"), value(&key("wishes"), document)?, &map)?,
+        None => Vec::new(),
+    };
+    let map = Map { is_paused: meta.paused, moves, wishes, struck: meta.struck, ..map }.checked();
     map.map_err(|error| MapError::new(format_args!("ring/{ring}/{error}")))
 }
 
-/// Returns all documents of the ring, whose values are JSON. There is no document for moves if there
-/// are none.
+/// Returns all documents of the ring, whose values are JSON. There is no document for moves or wishes
+/// if there are none.
 ///
 /// # Errors
 /// Returns a line if a document would be larger than a registry permits.
@@ -194,8 +207,8 @@ pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
         let _ = write!(runs, "{comma}\"{}-{}\":\"{owner}\"", one.first.number(), one.last.number());
     }
     put("map", runs + "}")?;
+    let name = |index: NodeIndex| map.node(index).name.clone();
     if !map.moves.is_empty() {
-        let name = |index: NodeIndex| map.node(index).name.clone();
         let moves = map.moves.iter().map(|Move { id, from, to, slots }| MoveDocument {
             id: *id,
             from: name(*from),
@@ -203,6 +216,13 @@ pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
             slots: slots.to_string(),
         });
         put("moves", json(&moves.collect::<Vec<_>>()))?;
+    }
+    if !map.wishes.is_empty() {
+        let wishes = map
+            .wishes
+            .iter()
+            .map(|Wish { to, slots }| WishDocument { to: name(*to), slots: slots.to_string() });
+        put("wishes", json(&wishes.collect::<Vec<_>>()))?;
     }
     Ok(all)
 }
@@ -218,14 +238,23 @@ fn moves_of(key: &str, documents: Vec<MoveDocument>, map: &Map) -> Result<Vec<Mo
         let node =
             |name: &str| map.find(name).ok_or_else(|| wrong(format!("{name:?} is not a node of the ring")));
         let (from, to) = (node(&from)?, node(&to)?);
-        let mut set = SlotSet::new();
-        for text in slots.split(',') {
-            let (first, last) = run(text).ok_or_else(|| wrong(not_a_run(text)))?;
-            set.extend((first.number()..=last.number()).filter_map(Slot::new));
-        }
-        Ok(Move { id, from, to, slots: set })
+        let slots = slots.parse().map_err(|error: NotARun| wrong(error.to_string()))?;
+        Ok(Move { id, from, to, slots })
     });
     parsed.collect()
+}
+
+/// Returns the wishes in a document, in the order of their nodes.
+fn wishes_of(key: &str, documents: Vec<WishDocument>, map: &Map) -> Result<Vec<Wish>, MapError> {
+    let parsed = documents.into_iter().map(|WishDocument { to, slots }| {
+        let wrong = |line: String| MapError::new(format_args!("{key}: {line}"));
+        let node = map.find(&to).ok_or_else(|| wrong(format!("{to:?} is not a node of the ring")))?;
+        let slots = slots.parse().map_err(|error: NotARun| wrong(format!("{to}: {error}")))?;
+        Ok(Wish { to: node, slots })
+    });
+    let mut wishes = parsed.collect::<Result<Vec<_>, _>>()?;
+    wishes.sort_by_key(|wish| wish.to);
+    Ok(wishes)
 }
 
 /// Returns a file of documents with the nodes and the owners of the map.
@@ -272,7 +301,7 @@ fn owners(key: &str, runs: BTreeMap<String, String>, nodes: &[Node]) -> Result<O
     let wrong = |line: String| MapError::new(format_args!("{key}: {line}"));
     let mut parsed = Vec::with_capacity(runs.len());
     for (text, owner) in &runs {
-        let (first, last) = run(text).ok_or_else(|| wrong(not_a_run(text)))?;
+        let (first, last) = run(text).map_err(|error| wrong(error.to_string()))?;
         let Ok(owner) = nodes.binary_search_by(|node| node.name.as_str().cmp(owner)) else {
             return Err(wrong(format!("{text} belongs to {owner:?}, which is not a node of the ring")));
         };
@@ -297,10 +326,6 @@ fn owners(key: &str, runs: BTreeMap<String, String>, nodes: &[Node]) -> Result<O
     }
 }
 
-fn not_a_run(text: &str) -> String {
-    format!("{text:?} is not a run; expected FIRST-LAST, slots from 0 to {}", SLOTS - 1)
-}
-
 fn gap(first: usize, last: usize) -> String {
     match first == last {
         true => format!("slot {first} has no owner; each slot must have one"),
@@ -321,6 +346,7 @@ fn value<'a, T: Deserialize<'a>>(key: &str, bytes: &'a [u8]) -> Result<T, MapErr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slots::Slot;
 
     const META: (&str, &str) = ("ring/main/meta", r#"{"format":1,"version":7}"#);
     const A: (&str, &str) = ("ring/main/nodes/a", r#"{"ring":"10.0.0.1:11311","address":"10.0.0.1:11211"}"#);

@@ -29,6 +29,7 @@ mod numbered;
 mod plan;
 mod slots;
 pub mod wire;
+mod wishes;
 
 pub use change::{MOVE_SLOTS_MAX, SOURCE_MOVES_MAX};
 pub use form::{documents, from_documents, from_file, to_file};
@@ -37,3 +38,4 @@ pub use map::*;
 pub use plan::planned;
 pub use slots::*;
 pub use wire::{Flags, Hostile, Report};
+pub use wishes::{WISHES_MAX, Wish};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::slots::{SLOTS, Slot, SlotSet};
+use crate::wishes::Wish;
 
 /// The maximum number of nodes in a map.
 pub const NODES_MAX: usize = 1024;
@@ -139,6 +140,8 @@ pub struct Map {
     pub(crate) owners: Owners,
     /// The moves in the order of their ids.
     pub(crate) moves: Vec<Move>,
+    /// The wishes in the order of their nodes.
+    pub(crate) wishes: Vec<Wish>,
     /// The version in which a node was struck off last; 0 if none was.
     pub(crate) struck: u64,
     pub(crate) digest: u64,
@@ -152,8 +155,8 @@ impl Map {
     /// address, an address that occurs twice, a weight above [`WEIGHT_MAX`], or an owner that is not
     /// among the nodes.
     pub fn new(ring: &str, version: u64, nodes: Vec<Node>, owners: Owners) -> Result<Map, MapError> {
-        let (ring, moves) = (ring.to_owned(), Vec::new());
-        Map { ring, version, is_paused: false, nodes, owners, moves, struck: 0, digest: 0 }.checked()
+        let (ring, moves, wishes) = (ring.to_owned(), Vec::new(), Vec::new());
+        Map { ring, version, is_paused: false, nodes, owners, moves, wishes, struck: 0, digest: 0 }.checked()
     }
 
     /// Checks all fields, and sets the digest.
@@ -163,6 +166,7 @@ impl Map {
             return Err(MapError::new("a slot's owner is not among the nodes"));
         }
         self.check_moves()?;
+        self.check_wishes()?;
         self.digest = self.computed_digest();
         Ok(self)
     }
@@ -389,8 +393,10 @@ impl Map {
                 digest.add_other(letter, number);
             }
         }
-        for Move { id, to, slots, .. } in &self.moves {
-            digest.add_other(b'm', *id);
+        let moves = self.moves.iter().map(|one| (b'm', one.id, one.to, &one.slots));
+        let wishes = self.wishes.iter().map(|wish| (b'w', 0, wish.to, &wish.slots));
+        for (letter, number, to, slots) in moves.chain(wishes) {
+            digest.add_other(letter, number);
             digest.add(&to.0.to_le_bytes());
             slots.runs().flat_map(|(first, last)| [first, last]).for_each(|slot| {
                 digest.add(&slot.number().to_le_bytes());

@@ -3,9 +3,10 @@
 //! Each node owns its share of the slots by weight, rounded up or down. Among all such plans, the
 //! plan moves as few slots as possible from the owners that they have now. Within that limit, it
 //! keeps runs long: of a run that shrinks, one end moves, and a node receives slots beside its own.
+//! Slots that are [wished](crate::Wish) for a node are its own, and stay so.
 
 use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_nodes};
-use crate::slots::{SLOTS, Slot};
+use crate::slots::{SLOTS, Slot, SlotSet};
 
 /// Returns the map of the ring `ring` with these nodes, which must be in the order of their names. It
 /// moves as few slots as possible from their owners in `now`, the map in force. If all weights are 0,
@@ -28,10 +29,17 @@ pub fn planned(ring: &str, version: u64, nodes: Vec<Node>, now: Option<&Map>) ->
 fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
     assert!(!nodes.is_empty() && nodes.len() <= crate::map::NODES_MAX);
     let mut owners = current(nodes, now);
+    let mut wished = SlotSet::new();
+    for (map, wish) in now.into_iter().flat_map(|map| map.wishes.iter().map(move |wish| (map, wish))) {
+        if let Some(node) = position(nodes, map.node(wish.to)).filter(|node| nodes[*node].weight > 0) {
+            wish.slots.iter().for_each(|slot| owners[usize::from(slot.number())] = Some(node));
+            wished.extend(wish.slots.iter());
+        }
+    }
     let counts = counts(&owners, nodes.len());
     let quotas = quotas(nodes, &counts);
     for node in 0..nodes.len() {
-        release(&mut owners, node, counts[node].saturating_sub(quotas[node]));
+        release(&mut owners, node, counts[node].saturating_sub(quotas[node]), &wished);
     }
     assign(&mut owners, missing(&quotas, &counts));
     assigned(owners.into_iter())
@@ -85,9 +93,18 @@ fn assigned(owners: impl Iterator<Item = Option<usize>>) -> Owners {
 /// Returns the present owner of each slot; `None` if it is not among the nodes.
 fn current(nodes: &[Node], now: Option<&Map>) -> Vec<Option<usize>> {
     let Some(map) = now else { return vec![None; SLOTS] };
-    let find = |node: &Node| nodes.binary_search_by(|other| other.name.cmp(&node.name)).ok();
-    let stays: Vec<Option<usize>> = map.nodes().iter().map(find).collect();
+    let stays: Vec<Option<usize>> = map.nodes().iter().map(|node| position(nodes, node)).collect();
     Slot::all().map(|slot| stays[map.owner(slot).index()]).collect()
+}
+
+/// Returns the position of a node of another map in `nodes`, if it is there.
+fn position(nodes: &[Node], node: &Node) -> Option<usize> {
+    nodes.binary_search_by(|other| other.name.cmp(&node.name)).ok()
+}
+
+/// Returns the number of slots that the weights give to each node.
+pub(crate) fn shares(map: &Map) -> Vec<usize> {
+    quotas(&map.nodes, &map.counts())
 }
 
 /// Returns the number of slots of each node: its exact share, rounded down or up. Those with more
@@ -106,10 +123,12 @@ fn quotas(nodes: &[Node], counts: &[usize]) -> Vec<usize> {
     quotas
 }
 
-/// Takes `surplus` slots from a node: its shortest runs as a whole, then one end of the next.
-fn release(owners: &mut [Option<usize>], node: usize, mut surplus: usize) {
+/// Takes `surplus` slots from a node, but no `wished` ones: its shortest runs as a whole, then one end of
+/// the next.
+fn release(owners: &mut [Option<usize>], node: usize, mut surplus: usize, wished: &SlotSet) {
     let mut runs: Vec<(usize, usize)> = Vec::new();
-    for slot in (0..SLOTS).filter(|slot| owners[*slot] == Some(node)) {
+    let free = Slot::all().filter(|slot| !wished.contains(*slot)).map(|slot| usize::from(slot.number()));
+    for slot in free.filter(|slot| owners[*slot] == Some(node)) {
         match runs.last_mut() {
             Some((first, len)) if *first + *len == slot => *len += 1,
             _ => runs.push((slot, 1)),

@@ -1,6 +1,9 @@
 //! Slots: the unit in which keys are assigned to nodes.
 
 use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
 
 /// The number of slots of a ring.
 pub const SLOTS: usize = 1 << 14;
@@ -128,6 +131,25 @@ impl fmt::Display for SlotSet {
     }
 }
 
+/// A text is not a run of slots.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0:?} is not a run; expected FIRST-LAST, slots from 0 to {last}", last = SLOTS - 1)]
+pub struct NotARun(String);
+
+impl FromStr for SlotSet {
+    type Err = NotARun;
+
+    /// Reads a text of runs, at least one.
+    fn from_str(text: &str) -> Result<SlotSet, NotARun> {
+        let mut set = SlotSet::new();
+        for text in text.split(',') {
+            let (first, last) = run(text)?;
+            set.extend((first.0..=last.0).map(Slot));
+        }
+        Ok(set)
+    }
+}
+
 impl fmt::Debug for SlotSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SlotSet({self})")
@@ -145,9 +167,10 @@ pub fn slot_of(key: &[u8]) -> Slot {
     Slot((crc32fast::hash(key) >> 16) as u16 & (SLOTS as u16 - 1))
 }
 
-/// Returns the first and the last slot of a run, `FIRST-LAST` or one slot; `None` if the text is none.
-pub(crate) fn run(text: &str) -> Option<(Slot, Slot)> {
+/// Returns the first and the last slot of a run, `FIRST-LAST` or one slot.
+pub(crate) fn run(text: &str) -> Result<(Slot, Slot), NotARun> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let slot = |text: &str| text.parse().ok().and_then(Slot::new);
-    slot(first).zip(slot(last)).filter(|(first, last)| first <= last)
+    let run = slot(first).zip(slot(last)).filter(|(first, last)| first <= last);
+    run.ok_or_else(|| NotARun(text.to_owned()))
 }

@@ -343,6 +343,10 @@ impl Cluster {
             if report["moves"].as_array().is_some_and(|moves| !moves.is_empty()) {
                 return Some(format!("slots move: {}", report["moves"]));
             }
+            let wishes = report["wishes"].as_array().into_iter().flatten();
+            if wishes.clone().any(|wish| wish["missing_slots"] != 0) {
+                return Some(format!("slots are wished for a node: {}", report["wishes"]));
+            }
             let own = report["nodes"].as_array().into_iter().flatten().find(|of| &of["node"] == node);
             let owned = own.map_or(0, |own| own["slots"].as_u64().unwrap_or(0));
             if report["purging_slots"] != 0 || report["own_slots"] != owned {

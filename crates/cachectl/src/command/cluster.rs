@@ -1,5 +1,5 @@
-//! `cluster`: the ring of nodes, as one of its nodes sees it; and the plan of another map file, which
-//! asks no node.
+//! `cluster`: the ring of nodes, as one of its nodes sees it; and the plan of another map, without any
+//! change.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::admin::list;
 use crate::command::Call;
 use crate::command::cluster_change::Change;
+use crate::command::cluster_plan;
 use crate::output::Failure;
 
 #[derive(Subcommand)]
@@ -26,19 +27,19 @@ pub(crate) enum Cluster {
     Map,
     #[command(flatten)]
     Change(Change),
-    /// Print a map file in which nodes have been added, removed or weighted, with the next version.
+    /// Show which slots would move if nodes were added, removed or weighted. Nothing is changed.
     ///
-    /// It moves as few slots as possible: what moves is cold at the new owner, everything else stays.
-    /// No running node is asked: write the output to the map file of every node, then reload each.
-    /// Without options, slots are divided by the weights in the file.
+    /// Without options, it shows what the present weights and wishes move. With FILE it prints the next
+    /// version of a map file, and asks no node: what moves is cold at the new owner, everything else
+    /// stays; write the output to the map file of every node, then reload each.
     Plan(Plan),
 }
 
 #[derive(Args)]
 pub(crate) struct Plan {
-    /// The map file in force.
-    file: PathBuf,
-    /// The name of the ring, of which the file may contain several. The output has only this one.
+    /// The map file in force, of a ring whose map is not in the registry.
+    file: Option<PathBuf>,
+    /// The name of the ring, of which FILE may contain several. The output has only this one.
     #[arg(long, default_value = "main", value_name = "NAME")]
     ring: String,
     /// Add a node: its name, its address for other nodes and its address for clients, for example
@@ -99,21 +100,13 @@ fn status(ring: &Value) -> String {
         .to_vec(),
     ];
     rows.extend(list(ring, "nodes").iter().map(row));
-    let columns = rows[0].len();
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default())
-        .collect();
     let mut shown = format!(
-        "ring {}, map {}, seen from {}",
+        "ring {}, map {}, seen from {}\n{}",
         text(&ring["ring"]),
         ring["map_version"],
-        text(&ring["node"])
+        text(&ring["node"]),
+        table(&rows)
     );
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        let line: Vec<String> = cells.collect();
-        let _ = write!(shown, "\n{}", line.join("  ").trim_end());
-    }
     let purging = &ring["purging_slots"];
     if purging.as_u64().is_some_and(|slots| slots > 0) {
         let _ = write!(shown, "\n{purging} slots are still being prepared at {}", text(&ring["node"]));
@@ -122,10 +115,42 @@ fn status(ring: &Value) -> String {
         let (from, to) = (text(&one["from"]), text(&one["to"]));
         let _ = write!(shown, "\nmove {}: {} slots from {from} to {to}", one["id"], one["slot_count"]);
     }
+    shown.push_str(&left(ring).unwrap_or_default());
+    for wish in list(ring, "wishes") {
+        let (count, node) = (&wish["slot_count"], text(&wish["node"]));
+        let _ = write!(shown, "\nwish: {count} slots for {node}");
+        if let Some(missing) = wish["missing_slots"].as_u64().filter(|missing| *missing > 0) {
+            let _ = write!(shown, ", which has {missing} of them not yet");
+        }
+    }
     if ring["paused"] == true {
         shown.push_str("\npaused: no further move begins");
     }
     shown
+}
+
+/// Returns a line about the slots that have to move, and the time that the node that receives most of
+/// them needs at the pace of the asked node's moves so far. `None` if nothing moves.
+fn left(ring: &Value) -> Option<String> {
+    let missing = |node: &Value| node["planned_slots"].as_u64()?.checked_sub(node["slots"].as_u64()?);
+    let missing: Vec<u64> = list(ring, "nodes").iter().filter_map(missing).collect();
+    let (all, most) = (missing.iter().sum::<u64>(), missing.iter().max()?);
+    let moved = ring["moved_slots"].as_f64().filter(|moved| *moved > 0.0);
+    let pace = moved.zip(ring["moving_secs"].as_f64()).map(|(moved, secs)| secs / moved);
+    let time =
+        pace.map(|pace| format!(", in about {:.0} s at the pace so far", (*most as f64 * pace).ceil()));
+    (all > 0).then(|| format!("\nleft: {all} slots have to move{}", time.unwrap_or_default()))
+}
+
+/// Returns rows of cells as lines, in which columns begin below each other.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let width = |column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn row(node: &Value) -> Vec<String> {
@@ -169,16 +194,21 @@ fn runs(ring: &Value) -> String {
         if let Some(to) = run["moves_to"].as_str() {
             let _ = write!(shown, " → {to}");
         }
+        if let Some(node) = run["wished_for"].as_str() {
+            let _ = write!(shown, " (wished for {node})");
+        }
     }
     shown
 }
 
 impl Plan {
     fn run(&self, call: &Call<'_>) -> Result<(), Failure> {
-        let documents = documents(&self.file).map_err(|error| Failure::usage(error.to_string()))?;
+        let Some(file) = &self.file else { return self.of_registry(call) };
+        let documents = documents(file).map_err(|error| Failure::usage(error.to_string()))?;
         let now = from_file(&self.ring, documents.iter().map(|(key, value)| (key.as_str(), &value[..])));
-        let now = now.map_err(|error| Failure::usage(format!("{}: {error}", self.file.display())))?;
-        let (next, file) = self.next(&now).map_err(Failure::usage)?;
+        let now = now.map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+        let next = self.next(&now).map_err(Failure::usage)?;
+        let file = to_file(&next).map_err(|error| Failure::usage(error.to_string()))?;
         let moved = moved(&now, &next);
         let nodes: Vec<Value> = changes(&now, &next)
             .map(|(name, before, after)| json!({ "node": name, "slots_before": before, "slots": after }))
@@ -187,8 +217,22 @@ impl Plan {
         call.output.write(format!("{}\n{}", summary(&now, &next), file.trim_end()), &value)
     }
 
-    /// Returns the next map, and its file.
-    fn next(&self, now: &Map) -> Result<(Map, String), String> {
+    /// Shows the plan of a ring whose map is in the registry.
+    fn of_registry(&self, call: &Call<'_>) -> Result<(), Failure> {
+        let admin = call.admin()?;
+        let ring = admin.get("/ring.json")?;
+        // Only such a ring follows the weights.
+        if list(&ring, "nodes").iter().all(|node| node["planned_slots"].is_null()) {
+            return Err(cluster_plan::needs_file());
+        }
+        let now = cluster_plan::map_of(&ring).map_err(|line| Failure::admin(admin.url(), None, line))?;
+        let next = self.next(&now).map_err(Failure::usage)?;
+        let (lines, value) = cluster_plan::shown(&now, &next, &ring);
+        call.output.write(lines, &value)
+    }
+
+    /// Returns the next map.
+    fn next(&self, now: &Map) -> Result<Map, String> {
         let mut nodes = now.nodes().to_vec();
         let missing = |name: &str| {
             let names: Vec<&str> = now.nodes().iter().map(|node| node.name.as_str()).collect();
@@ -213,9 +257,7 @@ impl Plan {
         }
         nodes.sort_by(|one, other| one.name.cmp(&other.name));
         let version = now.version().checked_add(1).ok_or("the version cannot be raised any more")?;
-        let next = planned(now.ring(), version, nodes, Some(now)).map_err(|error| error.to_string())?;
-        let file = to_file(&next).map_err(|error| error.to_string())?;
-        Ok((next, file))
+        planned(now.ring(), version, nodes, Some(now)).map_err(|error| error.to_string())
     }
 }
 
@@ -283,7 +325,7 @@ mod cluster_tests {
 
     fn options(add: &[&str], remove: &[&str], weight: &[&str]) -> Plan {
         Plan {
-            file: PathBuf::new(),
+            file: None,
             ring: "main".into(),
             add: add.iter().map(|text| added(text).unwrap()).collect(),
             remove: remove.iter().map(ToString::to_string).collect(),
@@ -294,7 +336,8 @@ mod cluster_tests {
     #[test]
     fn a_plan_is_a_file_that_moves_the_fewest_slots() {
         let now = map(FILE);
-        let (next, file) = options(&["c=h3:1,h3:2"], &[], &["c=2"]).next(&now).unwrap();
+        let next = options(&["c=h3:1,h3:2"], &[], &["c=2"]).next(&now).unwrap();
+        let file = to_file(&next).unwrap();
         assert_eq!(map(&file), next);
         assert_eq!((next.version(), next.counts()), (8, vec![4096, 4096, 8192]));
         let lines = "# Version 8 instead of 7: 8192 of 16384 slots change their owner, so 50.0 % of all keys become cold.\n\
@@ -302,7 +345,7 @@ mod cluster_tests {
         assert_eq!(summary(&now, &next), lines);
         let commented = format!("{}\n{file}", summary(&now, &next));
         assert_eq!(map(&commented), next);
-        let (back, _) = options(&[], &["c"], &[]).next(&next).unwrap();
+        let back = options(&[], &["c"], &[]).next(&next).unwrap();
         assert_eq!((moved(&next, &back), back.version(), back.counts()), (8192, 9, vec![8192, 8192]));
     }
 
@@ -324,7 +367,7 @@ mod cluster_tests {
     #[test]
     fn the_state_of_each_node_is_a_row() {
         let ring = json!({
-            "ring": "main", "node": "a", "map_version": 7, "purging_slots": 0,
+            "ring": "main", "node": "a", "map_version": 7, "purging_slots": 0, "moved_slots": 1024, "moving_secs": 2.5,
             "nodes": [
                 { "node": "a", "state": "here", "map_version": 7, "has_same_map": true, "slots": 8192, "items": 5,
                   "memory_bytes": 64 << 20, "gets": 8, "hits": 6, "lanes": 0, "lanes_max": 0, "address": "h1:2" },
@@ -335,8 +378,10 @@ mod cluster_tests {
                   "lanes_max": 4, "address": "h3:2", "planned_slots": 5461 },
             ],
             "moves": [{ "id": 7, "from": "bb", "to": "c", "slots": "16000-16383", "slot_count": 384 }],
+            "wishes": [{ "node": "a", "slots": "0-9", "slot_count": 10, "missing_slots": 0 },
+                { "node": "c", "slots": "10,16000", "slot_count": 2, "missing_slots": 1 }],
             "paused": true,
-            "runs": [{ "first": 0, "last": 8191, "owner": "a" }, { "first": 8192, "last": 15999, "owner": "bb" },
+            "runs": [{ "first": 0, "last": 8191, "owner": "a", "wished_for": "a" }, { "first": 8192, "last": 15999, "owner": "bb" },
                 { "first": 16000, "last": 16383, "owner": "bb", "moves_to": "c" }],
         });
         assert_eq!(
@@ -347,9 +392,15 @@ mod cluster_tests {
              bb    up     6!   8192      -      -       -       4/4    9       3       0.13 ms  -3 ms  h2:2\n\
              c     up     7    0 → 5461  -      -       -       4/4    0       0       -        -      h3:2\n\
              move 7: 384 slots from bb to c\n\
+             left: 5461 slots have to move, in about 14 s at the pace so far\n\
+             wish: 10 slots for a\n\
+             wish: 2 slots for c, which has 1 of them not yet\n\
              paused: no further move begins"
         );
         assert_eq!(list(&ring, "nodes").iter().filter_map(trouble).collect::<Vec<_>>(), ["bb"]);
-        assert_eq!(runs(&ring), "ring main, map 7\n0-8191 a\n8192-15999 bb\n16000-16383 bb → c");
+        assert_eq!(
+            runs(&ring),
+            "ring main, map 7\n0-8191 a (wished for a)\n8192-15999 bb\n16000-16383 bb → c"
+        );
     }
 }

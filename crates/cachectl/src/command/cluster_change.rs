@@ -1,8 +1,9 @@
-//! `cluster weight`, `drain`, `remove`, `fail`, `pause` and `resume`: changes of a ring whose map is in
+//! `cluster weight`, `move`, `drain`, `remove`, `fail`, `pause` and `resume`: changes of a ring whose map is in
 //! the registry, through the admin listener of one of its nodes.
 
 use std::time::{Duration, Instant};
 
+use cached_ring::SlotSet;
 use clap::Subcommand;
 use serde_json::{Value, json};
 
@@ -21,6 +22,21 @@ pub(crate) enum Change {
         node: String,
         /// The weight, 0 to 10000.
         weight: u32,
+    },
+    /// Wish for slots at a node, for example hot ones: it takes them first, and gives others away instead.
+    ///
+    /// A wish holds until it is cancelled, or another one names the same slots. `cluster map` shows which
+    /// slots are wished for a node.
+    Move {
+        /// The slots, as runs: 0-99,200.
+        #[arg(required_unless_present = "cancel")]
+        slots: Option<SlotSet>,
+        /// The name of the node.
+        #[arg(required_unless_present = "cancel", conflicts_with = "cancel")]
+        node: Option<String>,
+        /// Cancel the wishes for these slots, or all of them. The slots stay until the weights move them.
+        #[arg(long)]
+        cancel: bool,
     },
     /// Set a node's weight to 0, and wait until all of its slots have moved to other nodes.
     ///
@@ -66,6 +82,20 @@ impl Change {
                 json!({ "node": node, "weight": weight }),
                 format!("node {node} has weight {weight}"),
             ),
+            Self::Move { slots, node, .. } => {
+                let slots = slots.as_ref().map(SlotSet::to_string);
+                match (node, slots) {
+                    (Some(node), slots) => {
+                        let done =
+                            format!("node {node} is to have slots {}", slots.as_deref().unwrap_or_default());
+                        ("move", json!({ "node": node, "slots": slots }), done)
+                    }
+                    (None, Some(slots)) => {
+                        ("cancel", json!({ "slots": slots }), format!("slots {slots} are wished for no node"))
+                    }
+                    (None, None) => ("cancel", json!({}), "no slots are wished for a node".into()),
+                }
+            }
             Self::Drain { node, .. } => {
                 ("weight", json!({ "node": node, "weight": 0 }), format!("node {node} has weight 0"))
             }

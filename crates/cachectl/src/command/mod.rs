@@ -3,6 +3,7 @@
 
 mod cluster;
 mod cluster_change;
+mod cluster_plan;
 mod contexts;
 mod doctor;
 mod insight;
@@ -197,7 +198,10 @@ pub(crate) enum Command {
     /// value, through the admin listener of a cached with writer = "elected" (--admin).
     Registry,
     /// Show the ring of nodes to which a running cached belongs, or change it, through the admin
-    /// listener of a node (--admin); or plan another map file of a ring, offline.
+    /// listener of a node (--admin); or plan a change.
+    ///
+    /// A node is added by starting it, with the registry and the name of the ring in its configuration: it
+    /// joins, and takes its share of the slots with their items.
     #[command(subcommand)]
     Cluster(cluster::Cluster),
     /// Disks: create, list, show, change, snapshot, clone and delete the volumes of a running

@@ -24,6 +24,12 @@ pub struct RingPart {
     pub paused: bool,
     /// The moves of slots in progress.
     pub moves: Vec<RingMove>,
+    /// The number of slots that moves have brought to this node since it has started.
+    pub moved_slots: u64,
+    /// The time that these moves took together.
+    pub moving_secs: f64,
+    /// The slots that operators wish for nodes.
+    pub wishes: Vec<RingWish>,
     /// All nodes of the map, in the order of their names.
     pub nodes: Vec<RingNode>,
     /// The runs of slots in their order; only in `/ring.json`.
@@ -121,6 +127,19 @@ pub struct RingMove {
     pub slot_count: u64,
 }
 
+/// Slots that a node is to have, whatever the weights are.
+#[derive(Clone, Debug, Serialize)]
+pub struct RingWish {
+    /// The node.
+    pub node: String,
+    /// The slots, as runs: `0-63,128`.
+    pub slots: String,
+    /// The number of these slots.
+    pub slot_count: u64,
+    /// How many of them the node does not have yet.
+    pub missing_slots: u64,
+}
+
 /// Successive slots of one owner.
 #[derive(Clone, Debug, Serialize)]
 pub struct RingRun {
@@ -133,4 +152,7 @@ pub struct RingRun {
     /// The name of the node to which the slots move, if they do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moves_to: Option<String>,
+    /// The name of the node for which an operator wishes the slots, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wished_for: Option<String>,
 }

@@ -4,13 +4,15 @@
 //! | route | body | |
 //! |---|---|---|
 //! | `POST /ring/weight` | `{"node": "…", "weight": 1}` | sets the weight of a node, by which slots move; 0 drains it |
+//! | `POST /ring/move` | `{"node": "…", "slots": "0-99,200"}` | wishes for slots at a node |
+//! | `POST /ring/cancel` | `{"slots": "0-99,200"}`, or `{}` for all | cancels wishes |
 //! | `POST /ring/remove` | `{"node": "…"}` | removes a node that owns nothing |
 //! | `POST /ring/fail` | `{"node": "…"}` | gives the slots of a lost node to the others, without items |
 //! | `POST /ring/pause`, `/ring/resume` | `{}` | whether further moves may begin |
 
 use super::documents::DocumentsError;
 use cached_admin::{Response, Routes, WAIT_MAX};
-use cached_ring::{Map, MapError};
+use cached_ring::{Map, MapError, NotARun, SlotSet};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -25,6 +27,8 @@ pub(super) enum Change {
     Weight { node: String, weight: u32 },
     Remove { node: String },
     Fail { node: String },
+    Wish { node: String, slots: SlotSet },
+    Cancel { slots: Option<SlotSet> },
     Pause(bool),
 }
 
@@ -35,8 +39,23 @@ impl Change {
             Change::Weight { node, weight } => map.set_weight(node, *weight),
             Change::Remove { node } => map.remove(node),
             Change::Fail { node } => map.fail(node),
+            Change::Wish { node, slots } => map.wish(node, slots),
+            Change::Cancel { slots } => map.cancel_wishes(slots.as_ref()),
             Change::Pause(is_paused) => map.set_paused(*is_paused),
         }
+    }
+}
+
+/// Slots in a request, as runs.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Slots(SlotSet);
+
+impl TryFrom<String> for Slots {
+    type Error = NotARun;
+
+    fn try_from(text: String) -> Result<Slots, NotARun> {
+        text.parse().map(Slots)
     }
 }
 
@@ -98,6 +117,18 @@ impl RingControl {
         }
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
+        struct Wish {
+            node: String,
+            slots: Slots,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Cancel {
+            #[serde(default)]
+            slots: Option<Slots>,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
         struct Nothing {}
         self.add(
             routes,
@@ -105,6 +136,15 @@ impl RingControl {
             "{\"node\": \"NAME\", \"weight\": NUMBER}",
             |Weight { node, weight }| Change::Weight { node, weight },
         );
+        self.add(
+            routes,
+            "/ring/move",
+            "{\"node\": \"NAME\", \"slots\": \"0-99,200\"}",
+            |Wish { node, slots: Slots(slots) }| Change::Wish { node, slots },
+        );
+        self.add(routes, "/ring/cancel", "{\"slots\": \"0-99,200\"}, or {}", |Cancel { slots }| {
+            Change::Cancel { slots: slots.map(|Slots(slots)| slots) }
+        });
         let named = "{\"node\": \"NAME\"}";
         self.add(routes, "/ring/remove", named, |Named { node }| Change::Remove { node });
         self.add(routes, "/ring/fail", named, |Named { node }| Change::Fail { node });

@@ -141,8 +141,9 @@ impl Shared {
         };
         match brought {
             Ok(Brought { items, bytes, sealed, version }) => {
-                self.live.count_move(MoveStep::Committed(sealed));
-                let (ms, sealed_ms) = (began.elapsed().as_millis() as u64, sealed.as_micros() as f64 / 1e3);
+                let took = began.elapsed();
+                self.live.count_move(MoveStep::Committed { slots: count, took, sealed });
+                let (ms, sealed_ms) = (took.as_millis() as u64, sealed.as_micros() as f64 / 1e3);
                 tracing::info!(
                     id,
                     from,

@@ -13,6 +13,8 @@ pub(crate) struct MoveCounts {
     bytes: [AtomicU64; 2],
     left_out: AtomicU64,
     sealed_us: AtomicU64,
+    slots: AtomicU64,
+    took_us: AtomicU64,
 }
 
 /// A step of a move whose target is this node.
@@ -20,9 +22,15 @@ pub(crate) struct MoveCounts {
 pub enum MoveStep {
     /// The move has begun.
     Begun,
-    /// The slots are this node's own, with all their items. They were sealed for this time, as far as
-    /// this node knows.
-    Committed(Duration),
+    /// The slots are this node's own, with all their items.
+    Committed {
+        /// The number of slots.
+        slots: usize,
+        /// The time since the move began.
+        took: Duration,
+        /// The time for which the slots were sealed, as far as this node knows.
+        sealed: Duration,
+    },
     /// The move was given up; the slots are still the other node's.
     Failed,
 }
@@ -53,6 +61,10 @@ pub(crate) struct MoveReport {
     pub(crate) left_out: u64,
     /// The time for which the slots of the last move to this node were sealed.
     pub(crate) sealed: Duration,
+    /// The slots of all moves to this node after which they were its own.
+    pub(crate) slots: u64,
+    /// The time that these moves took together.
+    pub(crate) took: Duration,
 }
 
 impl MoveCounts {
@@ -61,8 +73,10 @@ impl MoveCounts {
         let counter = match step {
             MoveStep::Begun => &self.begun,
             MoveStep::Failed => &self.failed,
-            MoveStep::Committed(sealed) => {
+            MoveStep::Committed { slots, took, sealed } => {
                 self.sealed_us.store(sealed.as_micros() as u64, Ordering::Relaxed);
+                self.slots.fetch_add(slots as u64, Ordering::Relaxed);
+                self.took_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
                 &self.committed
             }
         };
@@ -91,6 +105,8 @@ impl MoveCounts {
             bytes: self.bytes.each_ref().map(read),
             left_out: read(&self.left_out),
             sealed: Duration::from_micros(read(&self.sealed_us)),
+            slots: read(&self.slots),
+            took: Duration::from_micros(read(&self.took_us)),
         }
     }
 }

@@ -4,9 +4,9 @@
 use super::Sink;
 use crate::ring::{Direction, MapInForce, MoveReport, PeerReport, Ring, RingReport};
 use crate::shared::Shared;
-use cached_admin::status::ring::{RingFigures, RingMove, RingNode, RingPart, RingRun};
+use cached_admin::status::ring::{RingFigures, RingMove, RingNode, RingPart, RingRun, RingWish};
 use cached_metrics::{Families, Label, Value};
-use cached_ring::{Map, Move, Node, Report, Slot, planned};
+use cached_ring::{Map, Move, Node, Report, Slot, Wish, planned};
 
 /// Returns what this node reports about itself, to other nodes as well. Workers make a report for
 /// each PING, between requests of clients, so it takes no pass over the regions of the store.
@@ -35,7 +35,7 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
     sink.put("own_slots", report.own_slots);
     sink.put("purging_slots", report.purging_slots);
     sink.put("purging", u8::from(report.is_purging));
-    let MoveReport { begun, committed, failed, items, bytes, left_out, sealed } = report.moves;
+    let MoveReport { begun, committed, failed, items, bytes, left_out, sealed, .. } = report.moves;
     sink.put("moves_begun", begun);
     sink.put("moves_committed", committed);
     sink.put("moves_failed", failed);
@@ -111,7 +111,7 @@ pub(super) fn collect(ring: &Ring, into: &mut Families) {
     into.sample("cached_ring_map_version", help, labels, Value::Gauge(report.map.version as f64));
     let help = "Slots whose requests this node executes; all nodes of a ring together have 16384.";
     into.gauge("cached_ring_slots", help, report.own_slots as u64);
-    let MoveReport { begun, committed, failed, items, bytes, left_out, sealed } = report.moves;
+    let MoveReport { begun, committed, failed, items, bytes, left_out, sealed, .. } = report.moves;
     for (result, count) in [("begun", begun), ("committed", committed), ("failed", failed)] {
         let help = "Moves of slots to this node: begun, committed (the slots are this node's, with their items), or \
                     failed (given up, and tried again).";
@@ -194,9 +194,12 @@ pub(super) fn part(shared: &Shared, ring: &Ring, with_runs: bool) -> RingPart {
         nodes,
         paused: map.is_paused(),
         moves: map.moves().iter().map(|one| move_of(&map, one)).collect(),
+        wishes: map.wishes().iter().map(|wish| wish_of(&map, wish)).collect(),
         runs: if with_runs { runs(&map) } else { Vec::new() },
         map_version: report.map.version,
         map_digest: hex(report.map),
+        moved_slots: report.moves.slots,
+        moving_secs: report.moves.took.as_secs_f64(),
         own_slots: report.own_slots as u64,
         purging_slots: report.purging_slots as u64,
         ring: report.ring,
@@ -211,21 +214,35 @@ fn move_of(map: &Map, of: &Move) -> RingMove {
     RingMove { id: *id, from: name(*from), to: name(*to), slots: slots.to_string(), slot_count }
 }
 
-/// Returns runs of slots that have one owner and move to one node, or do not move.
+fn wish_of(map: &Map, Wish { to, slots }: &Wish) -> RingWish {
+    let missing_slots = slots.iter().filter(|slot| map.owner(*slot) != *to).count() as u64;
+    let (node, slot_count) = (map.node(*to).name.clone(), slots.len() as u64);
+    RingWish { node, slots: slots.to_string(), slot_count, missing_slots }
+}
+
+/// Returns runs of slots that have one owner, move to one node or do not move, and are wished for one
+/// node or none.
 fn runs(map: &Map) -> Vec<RingRun> {
     let mut runs: Vec<RingRun> = Vec::new();
     for slot in Slot::all() {
-        let (owner, moves_to) = (map.owner(slot), map.move_of(slot).map(|one| one.to));
         let name = |node| map.node(node).name.as_str();
+        let (owner, moves_to) = (name(map.owner(slot)), map.move_of(slot).map(|one| name(one.to)));
+        let wish = map.wishes().iter().find(|wish| wish.slots.contains(slot));
+        let wished_for = wish.map(|wish| name(wish.to));
         match runs.last_mut() {
-            Some(run) if run.owner == name(owner) && run.moves_to.as_deref() == moves_to.map(name) => {
+            Some(run)
+                if run.owner == owner
+                    && run.moves_to.as_deref() == moves_to
+                    && run.wished_for.as_deref() == wished_for =>
+            {
                 run.last = slot.number();
             }
             _ => runs.push(RingRun {
                 first: slot.number(),
                 last: slot.number(),
-                owner: name(owner).to_owned(),
-                moves_to: moves_to.map(|node| name(node).to_owned()),
+                owner: owner.to_owned(),
+                moves_to: moves_to.map(str::to_owned),
+                wished_for: wished_for.map(str::to_owned),
             }),
         }
     }

@@ -39,6 +39,18 @@ fn weights_pauses_and_removals() {
         cluster.order(2, &["resume"]);
     });
     assert_eq!(slots_of(&cluster, "c"), 8192);
+    // Slots that are wished for a node go there, and others make up for them.
+    assert_eq!(cluster.command(1, &["plan"]), (0, "no slots would move\n".to_owned()));
+    let (code, plan) = cluster.command(1, &["plan", "--weight", "a=0"]);
+    assert!(code == 0 && plan.starts_with("FROM  TO  SLOTS  ITEMS  MIB\na "), "{plan}");
+    under_load(&mut cluster, &registers, READS, "a wish", |cluster| {
+        cluster.order(1, &["move", "100-199,16383", "a"]);
+        wait_for("the wish", || cluster.report(0)["wishes"][0]["node"].as_str().map(drop));
+    });
+    let (_, map) = cluster.command(2, &["map"]);
+    let wished: Vec<&str> = map.lines().filter(|line| line.ends_with("(wished for a)")).collect();
+    assert_eq!(wished, ["100-199 a (wished for a)", "16383-16383 a (wished for a)"]);
+    assert_eq!([slots_of(&cluster, "a"), slots_of(&cluster, "c")], [4096, 8192]);
     // Commands that make no sense.
     for arguments in [
         &["weight", "d", "1"][..],
@@ -46,10 +58,14 @@ fn weights_pauses_and_removals() {
         &["remove", "d"],
         &["remove", "c"],
         &["fail", "d", "--yes"],
+        &["move", "1", "d"],
+        &["move", "0-9999", "a"],
+        &["move", "--cancel", "1"],
     ] {
         let (code, said) = cluster.command(0, arguments);
         assert!(code != 0 && said.trim_end().lines().count() == 1, "{arguments:?}: {code} {said}");
     }
+    cluster.order(0, &["move", "--cancel"]);
     // A node that owns nothing is taken out and ended.
     under_load(&mut cluster, &registers, READS, "b is drained", |cluster| {
         cluster.order(0, &["drain", "b"]);
