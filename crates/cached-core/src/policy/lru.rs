@@ -154,6 +154,10 @@ impl Policy for Mru {
         bits | READ
     }
 
+    fn evicts_idle(&self) -> bool {
+        false
+    }
+
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
         let [entry, main] = lengths;
         let full = entry <= (entry + main).div_ceil(ENTRY_SHARE) + 1;

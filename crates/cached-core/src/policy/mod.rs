@@ -128,6 +128,11 @@ pub trait Policy: Send + Sync + 'static {
         self.hit(0)
     }
 
+    /// Returns whether what was not used for longest is evicted before other items.
+    fn evicts_idle(&self) -> bool {
+        true
+    }
+
     /// Returns the queue to reclaim from, given the bytes in each queue. At least one queue is not
     /// empty. If the returned queue is empty, the caller uses another one.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;

@@ -78,11 +78,16 @@ pub(super) struct Evictions {
     /// The time for which items evicted lately had not been used, in seconds, as a mean of those that had
     /// been read and one of those that had not; 0 before the first.
     idle_secs: [AtomicU32; 2],
+    /// The second of the latest eviction of either kind.
+    latest: [AtomicU32; 2],
 }
+
+/// The time for which the mean of evicted items says what would be evicted next.
+const EVICTED_LATELY_SECS: u32 = 60;
 
 impl Evictions {
     /// Counts items that were evicted in one step; `idle_secs` is the sum of the times since their last uses.
-    fn count(&self, was_fetched: bool, items: u64, idle_secs: u64) {
+    fn count(&self, was_fetched: bool, items: u64, idle_secs: u64, now: u32) {
         let Some(mean) = idle_secs.checked_div(items) else { return };
         self.items.fetch_add(items, Ordering::Relaxed);
         if !was_fetched {
@@ -93,6 +98,7 @@ impl Evictions {
         // A step has some items of one region.
         let mean = if before == 0 { mean } else { (7 * before + mean) / 8 };
         word.store(mean as u32, Ordering::Relaxed);
+        self.latest[usize::from(was_fetched)].store(now, Ordering::Relaxed);
     }
 }
 
@@ -226,9 +232,15 @@ impl Log {
 
     /// Returns whether a new item that has not been used for this time would displace items that were used
     /// later: memory is full, and such items were evicted lately.
-    pub(super) fn is_colder(&self, was_fetched: bool, idle_secs: u32) -> bool {
-        let evicted = self.evictions.idle_secs[usize::from(was_fetched)].load(Ordering::Relaxed);
-        self.evicts && self.is_full() && evicted != 0 && idle_secs > evicted
+    pub(super) fn is_colder(&self, was_fetched: bool, idle_secs: u32, now: u32) -> bool {
+        let of_kind = |words: &[AtomicU32; 2]| words[usize::from(was_fetched)].load(Ordering::Relaxed);
+        let evicted = of_kind(&self.evictions.idle_secs);
+        let is_late = now.saturating_sub(of_kind(&self.evictions.latest)) <= EVICTED_LATELY_SECS;
+        self.evicts
+            && self.policy.evicts_idle()
+            && self.is_full()
+            && (evicted != 0 && is_late)
+            && idle_secs > evicted
     }
 
     /// Reclaims a little if few regions are free, so that no thread has to reclaim a whole region

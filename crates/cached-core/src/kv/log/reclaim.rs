@@ -29,7 +29,7 @@ use super::walk::{Job, NoSpace, Survivors, Walked};
 use super::{EntryOwner, LiveEntry, Log, choose};
 use crate::arena::{RegionId, RegionState};
 use crate::policy::QueueId;
-use crate::sync::{Ordering, lock};
+use crate::sync::lock;
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
 pub(super) const GARBAGE_SHARE: u32 = 7;
@@ -179,7 +179,7 @@ impl Reclaimer {
                     self.jobs += 1;
                     self.lacks_space = true;
                     self.report_evicted(log, &job);
-                    self.apply_tally(log, job.region);
+                    self.apply_tally(log, job.region, now);
                     log.put_back(job.queue, job.region);
                     return may_evict;
                 }
@@ -187,7 +187,7 @@ impl Reclaimer {
             left -= count;
             self.report_evicted(log, &job);
         }
-        self.apply_tally(log, job.region);
+        self.apply_tally(log, job.region, now);
         if !job.is_done() {
             self.job = Some(job);
             return true;
@@ -220,11 +220,11 @@ impl Reclaimer {
     }
 
     /// Applies a step's changes to shared counters. The region still belongs to the job.
-    fn apply_tally(&mut self, log: &Log, region: RegionId) {
+    fn apply_tally(&mut self, log: &Log, region: RegionId, now: u32) {
         let Tally { evicted, idle_secs, dead_bytes } = std::mem::take(&mut self.tally);
         for was_fetched in [false, true] {
             let class = usize::from(was_fetched);
-            log.evictions.count(was_fetched, evicted[class], idle_secs[class]);
+            log.evictions.count(was_fetched, evicted[class], idle_secs[class], now);
         }
         if dead_bytes > 0 {
             log.arena.region(region).entry_died(dead_bytes);

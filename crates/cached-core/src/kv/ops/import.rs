@@ -76,7 +76,7 @@ impl Kv {
         };
         let outcome = if options.expiry.is_past(self.now_secs()) {
             Ok(Imported::Expired)
-        } else if self.inner.log.is_colder(options.fetched, options.idle_secs) {
+        } else if self.inner.log.is_colder(options.fetched, options.idle_secs, self.now_secs()) {
             Ok(Imported::Colder)
         } else {
             match self.store(key, hash, value, &store) {
