@@ -151,19 +151,28 @@ pub struct Change {
     pub value: Option<Bytes>,
     /// The lease to bind the document to.
     pub lease: Option<LeaseId>,
+    /// Whether the document is left as it is, whatever the value is.
+    pub is_guard: bool,
 }
 
 impl Change {
     /// Returns a change that writes `value` into a document in the expected state.
     #[must_use]
     pub fn put(key: Key, expect: Expect, value: impl Into<Bytes>) -> Self {
-        Self { key, expect, value: Some(value.into()), lease: None }
+        Self { key, expect, value: Some(value.into()), lease: None, is_guard: false }
     }
 
     /// Returns a change that removes the document whose last change has this revision.
     #[must_use]
     pub fn remove(key: Key, revision: Revision) -> Self {
-        Self { key, expect: Expect::At(revision), value: None, lease: None }
+        Self { key, expect: Expect::At(revision), value: None, lease: None, is_guard: false }
+    }
+
+    /// Returns a change that leaves the document as it is: the other changes of the request are made only
+    /// if the document has the required state.
+    #[must_use]
+    pub fn guard(key: Key, expect: Expect) -> Self {
+        Self { key, expect, value: None, lease: None, is_guard: true }
     }
 
     /// Binds the document to a lease: the document is removed when the lease ends.

@@ -103,7 +103,8 @@ impl EtcdBody {
 
     pub(crate) async fn change(&self, changes: &[Change]) -> Result<Revision> {
         let compare: Vec<Value> = changes.iter().map(|change| self.compare(change)).collect();
-        let success: Vec<Value> = changes.iter().map(|change| self.operation(change)).collect();
+        let success = changes.iter().filter(|change| !change.is_guard);
+        let success: Vec<Value> = success.map(|change| self.operation(change)).collect();
         // If a comparison fails, the response contains the documents' present state.
         let failure = changes.iter().map(
             |change| json!({ "request_range": { "key": self.name(change.key.as_str()), "keys_only": true } }),

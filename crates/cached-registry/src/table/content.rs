@@ -135,7 +135,7 @@ impl Table {
             }
         }
         let revision = self.next_revision();
-        for Change { key, value, lease, .. } in changes {
+        for Change { key, value, lease, .. } in changes.iter().filter(|change| !change.is_guard) {
             match value.clone() {
                 Some(value) => {
                     let lease = lease.map(|lease| lease.0);
