@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, check_name};
+use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, Wardship, check_name};
 use crate::plan::planned;
 use crate::slots::{NotARun, SLOTS, run};
 use crate::wishes::Wish;
@@ -41,6 +41,18 @@ struct NodeDocument {
     weight: u32,
     #[serde(default)]
     term: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    lease_ms: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    warden: Option<WardenDocument>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct WardenDocument {
+    node: String,
+    /// The version in which it became the warden.
+    since: u64,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -63,6 +75,10 @@ fn weight_default() -> u32 {
     1
 }
 
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 /// Returns the map of the ring `ring` from the documents of a file, whose values are JSON.
 ///
 /// # Errors
@@ -73,13 +89,18 @@ pub fn from_file<'a>(
     documents: impl Iterator<Item = (&'a str, &'a [u8])>,
 ) -> Result<Map, MapError> {
     let map = from_documents(ring, documents)?;
-    let with_term = map.nodes.iter().find(|node| node.term != 0);
-    let document = match with_term {
+    let first = |has: &dyn Fn(&&Node) -> bool, field| {
+        map.nodes.iter().find(has).map(|Node { name, .. }| format!("nodes/{name}: {field}: is set"))
+    };
+    let of_node = first(&|node| node.term != 0, "term")
+        .or_else(|| first(&|node| node.lease_ms != 0, "lease_ms"))
+        .or_else(|| first(&|node| node.warden.is_some(), "warden"));
+    let document = match of_node {
         _ if !map.moves.is_empty() => "moves: is present".to_owned(),
         _ if !map.wishes.is_empty() => "wishes: is present".to_owned(),
         _ if map.is_paused => "meta: paused: is set".to_owned(),
         _ if map.struck != 0 => "meta: struck: is set".to_owned(),
-        Some(Node { name, .. }) => format!("nodes/{name}: term: is set"),
+        Some(document) => document,
         None => return Ok(map),
     };
     Err(MapError::new(format_args!(
@@ -198,8 +219,10 @@ pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
     };
     let Map { version, is_paused: paused, struck, .. } = *map;
     put("meta", json(&MetaDocument { format: FORMAT, version, paused, struck }))?;
-    for Node { name, ring, address, weight, term } in map.nodes.iter().cloned() {
-        put(&format!("nodes/{name}"), json(&NodeDocument { ring, address, weight, term }))?;
+    for Node { name, ring, address, weight, term, lease_ms, warden } in map.nodes.iter().cloned() {
+        let warden = warden.map(|Wardship { warden: node, since }| WardenDocument { node, since });
+        let document = NodeDocument { ring, address, weight, term, lease_ms, warden };
+        put(&format!("nodes/{name}"), json(&document))?;
     }
     let mut runs = String::from("{");
     for one in map.runs() {
@@ -290,8 +313,9 @@ pub fn to_file(map: &Map) -> Result<String, MapError> {
 
 fn node(key: &str, name: &str, document: NodeDocument) -> Result<Node, MapError> {
     check_name(name).map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
-    let NodeDocument { ring, address, weight, term } = document;
-    let node = Node { name: name.into(), ring, address, weight, term };
+    let NodeDocument { ring, address, weight, term, lease_ms, warden } = document;
+    let warden = warden.map(|WardenDocument { node, since }| Wardship { warden: node, since });
+    let node = Node { name: name.into(), ring, address, weight, term, lease_ms, warden };
     node.check_addresses().map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
     Ok(node)
 }
@@ -408,7 +432,7 @@ mod tests {
             ),
             (
                 vec![META, A, ("ring/main/maps", "{}")],
-                "ring/main/maps: is not known; expected meta, nodes/NODE, map or moves",
+                "ring/main/maps: is not known; expected meta, nodes/NODE, map, moves or wishes",
             ),
             (
                 vec![META, A, node(r#"{"ring":"h","address":"h:1"}"#)],
@@ -420,11 +444,27 @@ mod tests {
             ),
             (
                 vec![META, A, node(r#"{"ring":"h:1","adress":"h:2"}"#)],
-                "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`, `term`",
+                "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`, `term`, `lease_ms`, `warden`",
             ),
             (
                 vec![META, A, node(r#"{"ring":"10.0.0.1:11311","address":"h:2"}"#)],
                 "ring/main: nodes a and b have the same address 10.0.0.1:11311; each address must occur once",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h:1","address":"h:2","lease_ms":120001}"#)],
+                "ring/main: node b: lease_ms: is 120001; it must be at most 120000",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h:1","address":"h:2","warden":{"node":"b","since":1}}"#)],
+                "ring/main: nodes/b: warden: is \"b\"; it must be another node of the ring",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h:1","address":"h:2","warden":{"node":"c","since":1}}"#)],
+                "ring/main: nodes/b: warden: is \"c\"; it must be another node of the ring",
+            ),
+            (
+                vec![META, A, node(r#"{"ring":"h:1","address":"h:2","warden":{"node":"a","since":8}}"#)],
+                "ring/main: nodes/b: warden: since: is 8; it must be 1 to 7, the map's version",
             ),
             (
                 vec![META, A, map(r#"{"0-16384":"a"}"#)],
@@ -463,7 +503,10 @@ mod tests {
             ("ring/main/map", r#"{"0-4095":"a","4096-16383":"b"}"#),
             ("ring/main/meta", r#"{"format":1,"version":7,"paused":true,"struck":3}"#),
             ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"4096-4100,5000"}]"#),
-            ("ring/main/nodes/a", r#"{"ring":"h1:1","address":"h1:2","weight":1,"term":1}"#),
+            (
+                "ring/main/nodes/a",
+                r#"{"ring":"h1:1","address":"h1:2","weight":1,"term":1,"lease_ms":3000,"warden":{"node":"b","since":4}}"#,
+            ),
             ("ring/main/nodes/b", r#"{"ring":"h2:1","address":"h2:2","weight":0,"term":3}"#),
         ]);
         let map = read(&documents.clone().into_iter().collect::<Vec<_>>()).unwrap();
@@ -512,11 +555,16 @@ mod tests {
         };
         assert!(file(&[META, A, B]).is_ok());
         let node = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","term":1}"#);
+        let lease = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","lease_ms":9}"#);
+        let warden =
+            ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","warden":{"node":"a","since":7}}"#);
         let meta = ("ring/main/meta", r#"{"format":1,"version":7,"paused":true}"#);
         let struck = ("ring/main/meta", r#"{"format":1,"version":7,"struck":7}"#);
         let moves = ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"16383"}]"#);
         for (documents, what) in [
             ([META, A, node], "nodes/b: term: is set"),
+            ([META, A, lease], "nodes/b: lease_ms: is set"),
+            ([META, A, warden], "nodes/b: warden: is set"),
             ([meta, A, B], "meta: paused: is set"),
             ([struck, A, B], "meta: struck: is set"),
             ([META, A, B], "moves: is present"),
@@ -541,6 +589,8 @@ mod tests {
             address: format!("{name}:2"),
             weight: 1,
             term: 0,
+            lease_ms: 0,
+            warden: None,
         });
         let mut owners: Owners = Box::new([NodeIndex(0); SLOTS]);
         owners.iter_mut().step_by(2).for_each(|owner| *owner = NodeIndex(1));

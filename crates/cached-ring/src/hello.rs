@@ -26,9 +26,9 @@ use crate::numbered::numbered;
 /// The maximum length of a frame after its first two bytes.
 pub const FRAME_BYTES_MAX: usize = 1024;
 /// The lowest version of the protocol that this node speaks.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 /// The highest version of the protocol that this node speaks.
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
 /// The feature of a node that serves [copy sessions](crate::copy).
 pub const FEATURE_COPY: u64 = 1;
 /// The worker of a connection that is no lane but a copy session.
@@ -507,7 +507,7 @@ mod tests {
     #[test]
     fn a_listener_refuses_who_is_wrong_with_one_line() {
         let own = greeting("b", 2);
-        assert_eq!(hello().check(&own), Ok(1));
+        assert_eq!(hello().check(&own), Ok(2));
         type Change = fn(&mut Hello);
         let cases: [(Change, RefusedCode, &str); 5] = [
             (
@@ -517,9 +517,9 @@ mod tests {
             ),
             (|hello| hello.wanted_node = "c".into(), RefusedCode::OtherNode, "this is node \"b\", not \"c\""),
             (
-                |hello| hello.versions = (2, 3),
+                |hello| hello.versions = (3, 4),
                 RefusedCode::Version,
-                "this node speaks versions 1 to 1 of the ring's protocol, the peer 2 to 3",
+                "this node speaks versions 2 to 2 of the ring's protocol, the peer 3 to 4",
             ),
             (
                 |hello| hello.greeting.node = "b".into(),

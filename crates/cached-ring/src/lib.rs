@@ -9,6 +9,7 @@
 //! | `map` | [`Map`]: the nodes, and which of them owns each slot |
 //! | `form` | the documents in which a map is kept |
 //! | `change` | the changes of a map that is in a registry: joins, weights, moves |
+//! | `lease` | [`Holder`], [`Warden`]: until when a node answers, and when another one may strike it off |
 //! | `plan` | which slots a changed set of nodes should own |
 //! | `numbered` | the table of an enum's numbers on the wire |
 //! | `hello` | the frames by which two nodes accept each other |
@@ -22,6 +23,9 @@ pub mod copy;
 mod form;
 pub mod hello;
 mod lane;
+mod lease;
+#[cfg(test)]
+mod lease_model_tests;
 mod map;
 #[cfg(test)]
 mod model_tests;
@@ -34,6 +38,7 @@ mod wishes;
 pub use change::{MOVE_SLOTS_MAX, SOURCE_MOVES_MAX};
 pub use form::{documents, from_documents, from_file, to_file};
 pub use lane::{Answer, Asked, Executed, Failed, Inbound, Outbound, RequestId, Waiter};
+pub use lease::{Holder, Promise, Strike, Warden};
 pub use map::*;
 pub use plan::planned;
 pub use slots::*;

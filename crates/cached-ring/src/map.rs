@@ -12,6 +12,8 @@ pub const NODES_MAX: usize = 1024;
 pub const NAME_BYTES_MAX: usize = 64;
 /// The maximum weight of a node.
 pub const WEIGHT_MAX: u32 = 10_000;
+/// The longest lease of a node, in milliseconds.
+pub const LEASE_MS_MAX: u32 = 120_000;
 /// The largest version: that of a whole number in TOML.
 pub(crate) const VERSION_MAX: u64 = i64::MAX as u64;
 /// The longest host name, which is that of DNS names, in bytes.
@@ -87,6 +89,20 @@ pub struct Node {
     /// A number that rises when the node is struck off, and what it holds with it. It is 0 in a map
     /// file, which cannot strike off a node.
     pub term: u64,
+    /// The length of the node's lease, in milliseconds, at most [`LEASE_MS_MAX`]; 0 if it needs none to
+    /// answer, as in a map file.
+    pub lease_ms: u32,
+    /// The node that may strike this one off; `None` if none may.
+    pub warden: Option<Wardship>,
+}
+
+/// By whom a node may be struck off when its lease is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wardship {
+    /// The name of the warden, another node of the map.
+    pub warden: String,
+    /// The version of the map in which it became the warden.
+    pub since: u64,
 }
 
 impl Node {
@@ -166,6 +182,7 @@ impl Map {
             return Err(MapError::new("a slot's owner is not among the nodes"));
         }
         self.check_moves()?;
+        self.check_wardens()?;
         self.check_wishes()?;
         self.digest = self.computed_digest();
         Ok(self)
@@ -200,6 +217,24 @@ impl Map {
                 }
             }
             previous = *id;
+        }
+        Ok(())
+    }
+
+    fn check_wardens(&self) -> Result<(), MapError> {
+        for Node { name, warden, .. } in &self.nodes {
+            let Some(Wardship { warden, since }) = warden else { continue };
+            let wrong =
+                |line: fmt::Arguments<'_>| Err(MapError::new(format_args!("nodes/{name}: warden: {line}")));
+            if warden == name || self.find(warden).is_none() {
+                return wrong(format_args!("is {warden:?}; it must be another node of the ring"));
+            }
+            if !(1..=self.version).contains(since) {
+                let version = self.version;
+                return wrong(format_args!(
+                    "since: is {since}; it must be 1 to {version}, the map's version"
+                ));
+            }
         }
         Ok(())
     }
@@ -284,6 +319,22 @@ impl Map {
     /// Returns the slots that a node owns, in their order.
     pub fn slots_of(&self, node: NodeIndex) -> impl Iterator<Item = Slot> {
         Slot::all().filter(move |slot| self.owner(*slot) == node)
+    }
+
+    /// Returns the nodes with their indexes, in the order of their names.
+    pub(crate) fn indexed(&self) -> impl Iterator<Item = (NodeIndex, &Node)> {
+        (0..).map(NodeIndex).zip(&self.nodes)
+    }
+
+    /// Returns whether the node owns slots, or is part of a move.
+    pub(crate) fn has_slots(&self, node: NodeIndex) -> bool {
+        self.owners.contains(&node) || self.moves.iter().any(|one| one.from == node || one.to == node)
+    }
+
+    /// Returns whether the node is the warden of another one.
+    pub(crate) fn has_wards(&self, node: NodeIndex) -> bool {
+        let name = &self.node(node).name;
+        self.nodes.iter().any(|other| other.warden.as_ref().is_some_and(|of| of.warden == *name))
     }
 
     /// Returns the number of slots that each node owns, by its index.
@@ -380,11 +431,17 @@ impl Map {
     fn computed_digest(&self) -> u64 {
         let mut digest = Digest::new(&self.ring);
         digest.add(&self.version.to_le_bytes());
-        for Node { name, ring, address, weight, term } in &self.nodes {
+        for Node { name, ring, address, weight, term, lease_ms, warden } in &self.nodes {
             [name, ring, address].iter().for_each(|text| digest.add_text(text));
             digest.add(&weight.to_le_bytes());
-            if *term != 0 {
-                digest.add_other(b't', *term);
+            for (letter, number) in [(b't', *term), (b'l', u64::from(*lease_ms))] {
+                if number != 0 {
+                    digest.add_other(letter, number);
+                }
+            }
+            if let Some(Wardship { warden, since }) = warden {
+                digest.add_other(b'w', *since);
+                digest.add_text(warden);
             }
         }
         self.owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
@@ -439,12 +496,16 @@ impl fmt::Debug for Map {
 pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
     check_name(ring)?;
     for node in nodes {
-        let Node { name, weight, .. } = node;
+        let Node { name, weight, lease_ms, .. } = node;
         check_name(name)?;
         node.check_addresses().map_err(|error| MapError::new(format_args!("node {name}: {error}")))?;
         if *weight > WEIGHT_MAX {
             let limit = format_args!("it must be at most {WEIGHT_MAX}");
             return Err(MapError::new(format_args!("node {name}: weight: is {weight}; {limit}")));
+        }
+        if *lease_ms > LEASE_MS_MAX {
+            let limit = format_args!("it must be at most {LEASE_MS_MAX}");
+            return Err(MapError::new(format_args!("node {name}: lease_ms: is {lease_ms}; {limit}")));
         }
     }
     if !(1..=NODES_MAX).contains(&nodes.len()) {
@@ -518,7 +579,15 @@ mod tests {
 
     fn node(name: &str, port: u16) -> Node {
         let address = |port: u16| format!("10.0.0.1:{port}");
-        Node { name: name.into(), ring: address(port), address: address(port + 1000), weight: 1, term: 0 }
+        Node {
+            name: name.into(),
+            ring: address(port),
+            address: address(port + 1000),
+            weight: 1,
+            term: 0,
+            lease_ms: 0,
+            warden: None,
+        }
     }
 
     fn map(version: u64, names: &[&str]) -> Map {
@@ -559,9 +628,18 @@ mod tests {
             assert_ne!(one.digest(), other.digest());
         }
         let next = one.begin_move("b", "a", SlotSet::from_iter([slot(SLOTS - 1)])).unwrap();
-        for other in [&one.set_paused(true).unwrap(), &one.fail("b").unwrap(), &next.abort_move(8).unwrap()] {
+        for other in
+            [&one.set_paused(true).unwrap(), &one.fail("b", &|_| true).unwrap(), &next.abort_move(8).unwrap()]
+        {
             assert_ne!(next.digest(), other.digest());
         }
+        let leased = one.set_own(&Node { lease_ms: 9, ..node("a", 1) }).unwrap();
+        let warded = one.set_warden("a", Some("b")).unwrap();
+        assert!(
+            leased.digest() != warded.digest() && leased.digest() != one.set_paused(false).unwrap().digest()
+        );
+        let since = |map: &Map| map.nodes[0].warden.as_ref().map(|of| of.since);
+        assert_eq!((since(&warded), since(&one)), (Some(8), None));
         assert_eq!(one.mark(a), map(7, &["a", "z"]).mark(a));
         assert_ne!(one.mark(a), map(8, &["a", "b"]).mark(a));
         assert_eq!(one.mark(b), other_address.mark(b));
@@ -581,7 +659,8 @@ mod tests {
         let gone = "ring/main/nodes/b: is missing; the map has the nodes a, c";
         assert_eq!(check(&map(8, &["a", "c"]), "b").unwrap_err(), gone);
         let in_registry = Map::first("main", node("b", 1)).unwrap();
-        let removed = in_registry.join(node("a", 2)).and_then(|map| map.fail("b")?.remove("b")).unwrap();
+        let removed =
+            in_registry.join(node("a", 2)).and_then(|map| map.fail("b", &|_| true)?.remove("b")).unwrap();
         assert_eq!(removed.check_successor(&in_registry, "b"), Ok(()));
         let other = Map { ring: "other".into(), ..map(8, &["a", "b"]) };
         assert_eq!(check(&other, "a").unwrap_err(), "the ring is other; it must be main, as before");

@@ -119,7 +119,7 @@ impl Shared {
                 }
                 Change::Commit(id) => self.0.commit_move(id),
                 Change::Abort(id) => self.0.abort_move(id),
-                Change::Fail(node) => self.0.fail(NAMES[node]),
+                Change::Fail(node) => self.0.fail(NAMES[node], &|_| true),
             };
             next.ok().map(Shared::new)
         });
@@ -740,6 +740,8 @@ impl Model for Ring {
             // So that the slots of each other node that is struck off are the first one's again.
             weight: u32::from(at < 2),
             term: 0,
+            lease_ms: 0,
+            warden: None,
         };
         let first = Map::first("main", node(0)).unwrap();
         let map = (1..self.nodes).fold(first, |map, at| map.join(node(at)).unwrap());

@@ -37,7 +37,7 @@ fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
         }
     }
     let counts = counts(&owners, nodes.len());
-    let quotas = quotas(nodes, &counts);
+    let quotas = quotas(nodes, &counts, SLOTS);
     for node in 0..nodes.len() {
         release(&mut owners, node, counts[node].saturating_sub(quotas[node]), &wished);
     }
@@ -55,22 +55,27 @@ pub(crate) fn wanted_owners(map: &Map) -> Option<Owners> {
     map.nodes.iter().any(|node| node.weight > 0).then(|| plan(&map.nodes, Some(&done)))
 }
 
-/// Returns the owners after the slots of the node `lost` have been given to the other nodes: to those
-/// that miss most of their shares, and no other slot to another node. `None` if there is no other
-/// node.
-pub(crate) fn spread(map: &Map, lost: NodeIndex) -> Option<Owners> {
-    let is_lost = |index: usize| index == lost.index();
-    let others = map.nodes.iter().enumerate().filter(|(index, _)| !is_lost(*index));
-    let others: Vec<Node> = others.map(|(_, node)| node.clone()).collect();
-    if others.is_empty() {
+/// Returns the owners after the slots of the node `lost` have been given to other nodes that are alive,
+/// or have no lease: to those that miss most of their shares, and no other slot to another node. `None`
+/// if there is no such node.
+pub(crate) fn spread(map: &Map, lost: NodeIndex, is_alive: &dyn Fn(&str) -> bool) -> Option<Owners> {
+    let is_taker =
+        |(index, node): &(NodeIndex, &Node)| *index != lost && (node.lease_ms == 0 || is_alive(&node.name));
+    let (indexes, takers): (Vec<usize>, Vec<Node>) =
+        map.indexed().filter(is_taker).map(|(index, node)| (index.index(), node.clone())).unzip();
+    if takers.is_empty() {
         return None;
     }
-    let mut owners = current(&others, Some(map));
-    let counts = counts(&owners, others.len());
-    assign(&mut owners, missing(&quotas(&others, &counts), &counts));
-    Some(assigned(
-        owners.into_iter().map(|owner| owner.map(|index| index + usize::from(index >= lost.index()))),
-    ))
+    let (all, is_kept) = (map.counts(), |owner: &NodeIndex| *owner != lost);
+    let counts: Vec<usize> = indexes.iter().map(|index| all[*index]).collect();
+    let quotas = quotas(&takers, &counts, all[lost.index()] + counts.iter().sum::<usize>());
+    // All others miss none, and keep what they have.
+    let mut wanted = vec![0; all.len()];
+    indexes.iter().zip(missing(&quotas, &counts)).for_each(|(index, count)| wanted[*index] = count);
+    let owners = Slot::all().map(|slot| Some(map.owner(slot)).filter(is_kept).map(NodeIndex::index));
+    let mut owners: Vec<Option<usize>> = owners.collect();
+    assign(&mut owners, wanted);
+    Some(assigned(owners.into_iter()))
 }
 
 fn counts(owners: &[Option<usize>], nodes: usize) -> Vec<usize> {
@@ -104,21 +109,21 @@ fn position(nodes: &[Node], node: &Node) -> Option<usize> {
 
 /// Returns the number of slots that the weights give to each node.
 pub(crate) fn shares(map: &Map) -> Vec<usize> {
-    quotas(&map.nodes, &map.counts())
+    quotas(&map.nodes, &map.counts(), SLOTS)
 }
 
-/// Returns the number of slots of each node: its exact share, rounded down or up. Those with more
-/// slots now than their share are rounded up first, because this saves the move of one slot.
-fn quotas(nodes: &[Node], counts: &[usize]) -> Vec<usize> {
+/// Returns the number of slots of each node: its exact share of `slots`, rounded down or up. Those with
+/// more slots now than their share are rounded up first, because this saves the move of one slot.
+fn quotas(nodes: &[Node], counts: &[usize], slots: usize) -> Vec<usize> {
     let equal = nodes.iter().all(|node| node.weight == 0);
     let weight = |node: &Node| if equal { 1 } else { u64::from(node.weight) };
     let total: u64 = nodes.iter().map(weight).sum();
-    let shares: Vec<u64> = nodes.iter().map(|node| SLOTS as u64 * weight(node)).collect();
+    let shares: Vec<u64> = nodes.iter().map(|node| slots as u64 * weight(node)).collect();
     let mut quotas: Vec<usize> = shares.iter().map(|share| (share / total) as usize).collect();
     let mut rounded: Vec<usize> =
         (0..nodes.len()).filter(|node| !shares[*node].is_multiple_of(total)).collect();
     rounded.sort_by_key(|node| (counts[*node] <= quotas[*node], u64::MAX - shares[*node] % total));
-    let left = SLOTS - quotas.iter().sum::<usize>();
+    let left = slots - quotas.iter().sum::<usize>();
     rounded.iter().take(left).for_each(|node| quotas[*node] += 1);
     quotas
 }
@@ -200,6 +205,8 @@ mod tests {
             address: format!("h{number}:2"),
             weight: *weight,
             term: 0,
+            lease_ms: 0,
+            warden: None,
         };
         weights.iter().map(node).collect()
     }

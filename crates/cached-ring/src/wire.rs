@@ -25,6 +25,7 @@
 
 use thiserror::Error;
 
+use crate::lease::Promise;
 use crate::numbered::numbered;
 
 /// The length of a message's head, in bytes.
@@ -252,14 +253,29 @@ pub struct Report {
     pub map_version: u64,
     /// The [digest](crate::Map::digest) of the map in force.
     pub map_digest: u64,
+    /// What the owner promises to the entry as its warden.
+    pub promise: Promise,
 }
 
 impl Report {
-    const BYTES: usize = 64;
+    const BYTES: usize = 80;
 
     fn encode(&self, out: &mut Vec<u8>) {
-        let Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest } = self;
-        for field in [items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest] {
+        let Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest, promise } =
+            self;
+        let Promise { ms, term } = promise;
+        for field in [
+            items,
+            item_bytes,
+            memory_bytes,
+            gets,
+            hits,
+            uptime_ms,
+            map_version,
+            map_digest,
+            &u64::from(*ms),
+            term,
+        ] {
             out.extend_from_slice(&field.to_le_bytes());
         }
     }
@@ -268,9 +284,11 @@ impl Report {
     pub(crate) fn decode(bytes: &[u8]) -> Self {
         let mut fields = bytes.chunks_exact(8).map(number);
         let mut next = || fields.next().unwrap_or(0);
-        let [items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest] =
+        let [items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest, ms, term] =
             std::array::from_fn(|_| next());
-        Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest }
+        // The entry relies on its own lease at most.
+        let promise = Promise { ms: u32::try_from(ms).unwrap_or(u32::MAX), term };
+        Self { items, item_bytes, memory_bytes, gets, hits, uptime_ms, map_version, map_digest, promise }
     }
 }
 

@@ -48,7 +48,7 @@ impl Map {
         next.wishes.sort_by_key(|wish| wish.to);
         let wished: usize =
             next.wishes.iter().filter(|wish| wish.to == index).map(|wish| wish.slots.len()).sum();
-        let share = shares(&next)[index.index()];
+        let share: usize = shares(&next)[index.index()];
         if wished > share {
             return Err(MapError::new(format_args!(
                 "{wished} slots would be wished for node {to}, whose share is {share} slots; name fewer, or raise its \
@@ -133,6 +133,8 @@ mod tests {
             address: format!("{name}:2"),
             weight: 1,
             term: 1,
+            lease_ms: 0,
+            warden: None,
         }
     }
 
@@ -193,7 +195,7 @@ mod tests {
         let none = "no wish has any of these slots; `cluster map` shows the wishes";
         assert_eq!(error(part.cancel_wishes(Some(&slots("7")))), none);
         assert_eq!(error(halves().cancel_wishes(None)), none);
-        for without in [part.set_weight("a", 0), part.fail("a")] {
+        for without in [part.set_weight("a", 0), part.fail("a", &|_| true)] {
             assert_eq!(shown(&without.unwrap()), [(1, "5".into())]);
         }
         // Nodes that come and go change the numbers of others.

@@ -20,6 +20,10 @@ pub struct RingPart {
     /// or waits until other nodes have the map. In the meantime, requests for these slots are
     /// treated as if their owner was away.
     pub purging_slots: u64,
+    /// The time that is left of this node's lease: at 0, requests for its slots wait. `None` in a ring
+    /// without leases.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_left_ms: Option<u64>,
     /// Whether no further move of slots begins.
     pub paused: bool,
     /// The moves of slots in progress.
@@ -54,6 +58,9 @@ pub struct RingNode {
     pub weight: u32,
     /// The number of slots that the node owns in the map in force here.
     pub slots: u64,
+    /// The node that strikes this one off when its lease has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warden: Option<String>,
     /// The number of slots that the node owns once all moves are made that the weights imply; only in
     /// `/ring.json`, and only in a ring whose map is in the registry.
     #[serde(skip_serializing_if = "Option::is_none")]

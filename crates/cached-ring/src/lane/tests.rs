@@ -3,7 +3,7 @@
 use super::inbound::{Asked, Inbound};
 use super::outbound::{Answer, Executed, LOG_BYTES_MAX, Outbound, RequestId, WAITING_MAX, Waiter};
 use crate::wire::{self, Flags, Head, Hostile, Kind, MESSAGE_BYTES_MAX, OPEN_MAX, Report, SUSPENDED_MAX};
-use crate::{Slot, slot_of};
+use crate::{Promise, Slot, slot_of};
 
 /// Returns a message with these fields, valid or not.
 fn message(id: u32, slot: u16, kind: u8, flags: u8, bytes: &[u8]) -> Vec<u8> {
@@ -134,7 +134,7 @@ fn an_entry_refuses_what_no_owner_sends() {
     let done = |id| message(id, NONE, 129, 0, b"END\r\n");
     let part = |id| message(id, NONE, 130, 0, b"VALUE");
     let not_mine = |id| message(id, NONE, 131, 0, &9_u64.to_le_bytes());
-    let pong = |token: u64| message(0, NONE, 133, 0, &[&token.to_le_bytes()[..], &[0; 64]].concat());
+    let pong = |token: u64| message(0, NONE, 133, 0, &[&token.to_le_bytes()[..], &[0; 80]].concat());
     let bye = |last| message(last, NONE, 134, 0, b"");
     assert_eq!(answered(&[part(1), done(2), done(4), part(1), pong(77), done(1), bye(4)]), Ok(5));
     assert_eq!(answered(&[not_mine(1), done(2), bye(2)]), Ok(2));
@@ -280,6 +280,7 @@ fn an_idle_lane_gives_its_buffer_back_when_it_is_pinged() {
         uptime_ms: 6,
         map_version: 7,
         map_digest: 8,
+        promise: Promise { ms: 9, term: 10 },
     };
     wire::push_pong(&mut pong, 1, &report);
     outbound.sent(20);
