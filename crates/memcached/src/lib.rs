@@ -69,11 +69,12 @@ pub mod fuzzing {
 
 pub use copy::{Copied, CopyError};
 pub use listen::ListenError;
-pub use listen::ring::has_twin;
+pub use listen::ring::{Twin, find_twin};
 pub use objects::ObjectHandOver;
 pub use process::{Logging, raise_descriptor_limit};
 pub use ring::MoveStep;
 pub use ring::RingEvents;
+pub use ring::RingLease;
 pub use settings::Settings;
 pub use shared::Upgrader;
 pub use start::{

@@ -16,6 +16,7 @@
 //! | changed keys of slots that move | 62 | a key is queued; the store's change hook takes it while it holds the store's locks |
 //! | lines on their way to a worker | 63 | they are added, or all are taken |
 //! | what a node of the ring has said | 64 | it is copied or replaced |
+//! | the node's lease | 65 | it is renewed, or promises are given or taken |
 //! | a worker's commands | 300 | a command is added, or all are taken |
 //!
 //! The store's locks have the levels 10 to 59, which lie in between. Builds with debug assertions
@@ -35,6 +36,7 @@ pub(crate) static ATTEMPTS: Rank = Rank::new("server: wrong passwords by address
 pub(crate) static INERT: Rank = Rank::new("server: settings without effect", 8);
 pub(crate) static RING: Rank = Rank::new("server: maps of the ring", 9);
 pub(crate) static PEERS: Rank = Rank::new("server: what a node of the ring has said", 64);
+pub(crate) static LEASE: Rank = Rank::new("server: the node's lease", 65);
 pub(crate) static WATCHERS: Rank = Rank::new("server: lines for watchers", 60);
 pub(crate) static RELAY: Rank = Rank::new("server: lines on their way to a worker", 63);
 pub(crate) static CHANGED_KEYS: Rank = Rank::new("server: changed keys of slots that move", 62);

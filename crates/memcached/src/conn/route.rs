@@ -162,6 +162,7 @@ impl Connection {
         let mut result = (0, None);
         if let Some(ring) = executor.shared.ring.as_ref() {
             let mut lanes = ring.lanes(self.info.worker);
+            lanes.look();
             let way =
                 Way { lanes: &mut lanes, slot: self.info.slot() as u32, is_datagram: self.is_datagram() };
             let mut turn = Turn { routed: &mut routed, way, executor, client };

@@ -72,10 +72,10 @@ impl From<TooMany> for SourceError {
     }
 }
 
-/// Sends the items of a move, whose COPY has come, until COMMITTED has come: in the order of their use if
-/// `begun` is a second of the store's clock since which each worker has completed a request. `seal` seals the slots, and
-/// returns once no request for them is executed any more; if it returns false, or `ends` returns true,
-/// the session ends.
+/// Sends the items of a move, whose COPY has come, until COMMITTED has come. They are sent in the order of
+/// their use if `begun` is a second of the store's clock: since then, each worker has completed what it was
+/// executing. `seal` seals the slots, and returns once no request for them is executed any more; if it
+/// returns false, or `ends` returns true, the session ends.
 ///
 /// # Errors
 /// Returns [`SourceError`]. If the slots are sealed, they stay so.

@@ -144,8 +144,8 @@ mod tests {
         let is_moved = |number: u32| slots(slot_of(&number.to_le_bytes()));
         let [visits, first] = walked(&kv, slots, || ());
         assert!((0..ITEMS).all(|number| visits.get(&number) == is_moved(number).then_some(&1)));
-        let hot = (0..ITEMS).filter(|number| is_hot(*number) && is_moved(*number));
-        assert!({ hot }.all(|number| first.contains_key(&number)));
+        let mut hot = (0..ITEMS).filter(|number| is_hot(*number) && is_moved(*number));
+        assert!(hot.all(|number| first.contains_key(&number)));
         assert!(first.len() * 3 < visits.len(), "{} of {}", first.len(), visits.len());
     }
 

@@ -1,6 +1,7 @@
 //! The lanes of one worker: its connections to the other nodes, as queues of requests and answers.
 //! The sockets are the worker's (`worker/lanes.rs`).
 
+use super::lease::{RingLease, boot_time};
 use super::order::{Admission, Pauses};
 use super::peers::{Peer, add};
 use super::words::Words;
@@ -11,7 +12,7 @@ use cached_ring::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The bytes of the map's version, with which a request to every node begins.
 pub(crate) const VERSION_BYTES: usize = 8;
@@ -125,8 +126,8 @@ pub(super) struct Lane {
     silent_ticks: u32,
     /// The number of ticks since the lane was opened.
     ticks: u32,
-    /// When the PING without an answer was queued.
-    pinged: Option<Instant>,
+    /// When the PING without an answer was queued, as [`boot_time`].
+    pinged: Option<u64>,
 }
 
 impl Lane {
@@ -170,6 +171,9 @@ pub(crate) enum Pulse {
 pub(crate) struct Lanes {
     worker: usize,
     words: Arc<Words>,
+    lease: Arc<RingLease>,
+    /// Whether the node may not execute requests for its own slots, at the last [`look`](Lanes::look).
+    has_lapsed: bool,
     pub(super) map: Arc<Map>,
     /// The position of each node's lane, by the node's index; `None` for this node.
     pub(super) of_node: Vec<Option<u16>>,
@@ -213,10 +217,17 @@ impl LaneLimits {
 }
 
 impl Lanes {
-    pub(super) fn new(worker: usize, words: Arc<Words>, map: Arc<Map>, limits: LaneLimits) -> Lanes {
+    pub(super) fn new(
+        worker: usize,
+        (words, lease): (Arc<Words>, Arc<RingLease>),
+        map: Arc<Map>,
+        limits: LaneLimits,
+    ) -> Lanes {
         Lanes {
             worker,
             words,
+            lease,
+            has_lapsed: false,
             map,
             of_node: Vec::new(),
             lanes: Vec::new(),
@@ -232,6 +243,14 @@ impl Lanes {
 
     // ---- for connections ----
 
+    /// Looks whether the node may execute requests for its own slots, for the calls of
+    /// [`route`](Self::route) that follow. The requests that these are about have been received: so none
+    /// is executed that a client sends after the node's lease has ended.
+    #[inline]
+    pub(crate) fn look(&mut self) {
+        self.has_lapsed = !self.lease.is_valid();
+    }
+
     /// Returns the node that executes the requests for a slot. The result is used at once: another
     /// map gives other indexes to nodes.
     #[inline]
@@ -239,7 +258,7 @@ impl Lanes {
         if !self.held.is_empty() && self.holds(slot) {
             return Route::Wait;
         }
-        if self.words.owns(slot) { Route::Own } else { Route::Peer(self.map.owner(slot)) }
+        if !self.has_lapsed && self.words.owns(slot) { Route::Own } else { Route::Peer(self.map.owner(slot)) }
     }
 
     /// Returns the worker's map.
@@ -496,7 +515,9 @@ impl Lanes {
             && let Some((_, report)) = lane.outbound.take_pong()
             && let Some(pinged) = lane.pinged.take()
         {
-            lane.peer.set_pong(pinged.elapsed(), report);
+            let round_trip = Duration::from_nanos(boot_time().saturating_sub(pinged));
+            lane.peer.set_pong(round_trip, report);
+            self.lease.promised(&lane.peer.name, pinged, &report);
         }
         self.wake_if_room(at.into());
         used
@@ -627,7 +648,7 @@ fn without_version(flags: Flags, own: &[u8]) -> &[u8] {
 /// Queues a PING, unless one is not answered.
 fn ping(lane: &mut Lane) {
     if lane.pinged.is_none() {
-        lane.pinged = Some(Instant::now());
+        lane.pinged = Some(boot_time());
         lane.outbound.ping(u64::from(lane.silent_ticks));
     }
 }

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `words` | which slots are this node's own |
 //! | `events` | [`RingEvents`]: what the steward of the maps has to act on |
+//! | `lease` | [`RingLease`]: until when this node executes requests, and its promises to other nodes |
 //! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
 //! | `order` | the order of requests that were refused |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
@@ -23,6 +24,7 @@
 
 mod events;
 mod lanes;
+mod lease;
 mod moves;
 mod order;
 mod peers;
@@ -32,6 +34,8 @@ mod words;
 
 pub use events::RingEvents;
 pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, RETRY, Refused, Route, TICK, VERSION_BYTES, Why};
+pub(crate) use lease::LeaseReport;
+pub use lease::RingLease;
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
@@ -73,6 +77,8 @@ pub(crate) struct Ring {
     /// it; any other process of the same name is a second one.
     pub(crate) incarnation: u64,
     words: Arc<Words>,
+    /// Until when the node executes requests for its own slots.
+    pub(crate) lease: Arc<RingLease>,
     lanes: Box<[Lock<Lanes>]>,
     maps: Lock<Maps>,
     /// The version of the map that other nodes are told is in force ([`announce`](Ring::announce)).
@@ -137,9 +143,11 @@ impl Ring {
         let names = map.nodes().iter().map(|node| node.name.as_str()).filter(|name| *name != own);
         let peers: BTreeMap<String, Arc<Peer>> =
             names.map(|name| (name.to_owned(), Arc::new(Peer::new(name, workers, events.clone())))).collect();
+        let lease = Arc::new(RingLease::new(&own, settings.has_leases));
+        lease.follow(&map);
         let limits = LaneLimits::new(settings.peer_timeout, resume_within);
         let lanes = (0..workers).map(|worker| {
-            let mut lanes = Lanes::new(worker, words.clone(), map.clone(), limits);
+            let mut lanes = Lanes::new(worker, (words.clone(), lease.clone()), map.clone(), limits);
             lanes.set_map(map.clone(), &own, |name| peers[name].clone());
             Lock::ranked(lanes, &LANES)
         });
@@ -168,6 +176,7 @@ impl Ring {
             suspended_pins: Arc::default(),
             events,
             words,
+            lease,
             changed: Notify::new(),
             moves: MoveCounts::default(),
             thread: OnceLock::new(),
@@ -181,6 +190,12 @@ impl Ring {
     #[inline]
     pub(crate) fn owns(&self, slot: Slot) -> bool {
         self.words.owns(slot)
+    }
+
+    /// Returns whether this node may execute requests for its own slots: its lease has not lapsed.
+    #[inline]
+    pub(crate) fn is_valid(&self) -> bool {
+        self.lease.is_valid()
     }
 
     /// Asks for [`Lanes::retry`] of all workers in a moment.
@@ -228,10 +243,12 @@ impl Ring {
     }
 
     /// Returns whether a flush may be executed here that an entry with a map of this version sends to all
-    /// nodes: this node has the same map, and no slot is on its way to another node, which may have
+    /// nodes: this node has the same map, its lease has not lapsed, and no slot is on its way to another node, which may have
     /// executed the flush before the items came.
     pub(crate) fn may_flush(&self, map_version: u64) -> bool {
-        self.sealed.load(Ordering::SeqCst) == 0 && self.flushed_by.load(Ordering::SeqCst) == map_version
+        self.is_valid()
+            && self.sealed.load(Ordering::SeqCst) == 0
+            && self.flushed_by.load(Ordering::SeqCst) == map_version
     }
 
     /// Returns the version and the digest of the map that other nodes are told is in force.
@@ -325,6 +342,7 @@ impl Ring {
         if changed.gained || changed.lost {
             self.begin_purge();
         }
+        self.lease.follow(map);
         maps.next.take_if(|next| next.version() <= map.version());
         for (_, waiting) in maps.waiting.extract_if(.., |(version, _)| *version <= map.version()) {
             // The receiver may have given up.
@@ -356,7 +374,9 @@ impl Ring {
         let map = MapInForce { version: maps.in_force.version(), digest: maps.in_force.digest() };
         // In a ring with terms, a later map takes no slot from this node without its part.
         let has_terms = maps.in_force.nodes().iter().any(|node| node.term != 0);
-        let others = maps.in_force.nodes().iter().filter(|node| node.name != self.own);
+        // A node with a lease has given its slots up itself, or its lease has ended before they were given
+        // to this one.
+        let others = maps.in_force.nodes().iter().filter(|node| node.name != self.own && node.lease_ms == 0);
         let mut peers = others.filter_map(|node| maps.peers.get(&node.name));
         peers.any(|peer| peer.is_behind(map, has_terms))
     }
@@ -433,6 +453,7 @@ impl Ring {
             own_slots: self.words.count(SlotState::Own),
             purging_slots: self.words.count(SlotState::Purging),
             is_purging: self.is_purging(),
+            lease: self.lease.report(),
             moves: self.moves.report(),
             peers: others.filter_map(|(node, slots)| Some(peers.get(&node.name)?.report(slots))).collect(),
         }

@@ -1,7 +1,7 @@
 //! What is known about each other node of the ring, and counted of it.
 
-use super::MoveReport;
 use super::events::RingEvents;
+use super::{LeaseReport, MoveReport};
 use crate::locks::{Lock, PEERS};
 use cached_ring::Report;
 use std::sync::Arc;
@@ -215,6 +215,8 @@ pub(crate) struct RingReport {
     pub(crate) purging_slots: usize,
     /// Whether items of slots are being removed that are not, or have not always been, this node's.
     pub(crate) is_purging: bool,
+    /// The node's lease; `None` in a ring without leases.
+    pub(crate) lease: Option<LeaseReport>,
     /// What is counted of moves to and from this node.
     pub(crate) moves: MoveReport,
     /// The other nodes of the map, in the order of their names.

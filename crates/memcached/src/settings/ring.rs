@@ -28,6 +28,9 @@ pub struct RingSettings {
     pub connect_timeout: Duration,
     /// The maximum number of connections that one peer may open.
     pub peer_lanes_max: u32,
+    /// Whether the node executes requests for its own slots only while it has a lease, as in a ring
+    /// whose map is in a registry.
+    pub has_leases: bool,
 }
 
 /// The secrets that the nodes of a ring share: the current one, and during a rotation a previous one

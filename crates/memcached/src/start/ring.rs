@@ -3,7 +3,7 @@
 use super::LiveServer;
 use crate::copy::{Copied, CopyError};
 use crate::listen::ring::dial_copy;
-use crate::ring::{MoveStep, Ring, RingEvents};
+use crate::ring::{MoveStep, Ring, RingEvents, RingLease};
 use crate::shared::Shared;
 use cached_ring::Map;
 use std::sync::Arc;
@@ -29,6 +29,11 @@ impl LiveServer {
     /// Returns what happens at this node that its steward has to act on.
     pub fn ring_events(&self) -> Arc<RingEvents> {
         self.ring(|ring, _| ring.events.clone()).unwrap_or_default()
+    }
+
+    /// Returns the node's lease; `None` without a ring, or once the server has ended.
+    pub fn ring_lease(&self) -> Option<Arc<RingLease>> {
+        self.ring(|ring, _| ring.lease.clone())
     }
 
     /// Returns whether there is a connection to a node.

@@ -25,9 +25,11 @@ enum Value {
 
 impl Value {
     fn parse(text: &str) -> Value {
-        let secs = || text.parse().map(Value::Secs);
-        let value = text.parse().map(Value::Count).or_else(|_| secs());
-        value.unwrap_or_else(|_| Value::Text(text.to_owned()))
+        // A version may have a point as well.
+        let is_time = text.split_once('.').is_some_and(|(_, fraction)| fraction.len() == 6);
+        let secs = || text.parse().ok().filter(|_| is_time).map(Value::Secs);
+        let value = text.parse().ok().map(Value::Count).or_else(secs);
+        value.unwrap_or_else(|| Value::Text(text.to_owned()))
     }
 
     /// Makes one value of that of earlier nodes and of the next one.

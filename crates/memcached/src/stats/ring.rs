@@ -2,11 +2,11 @@
 //! the notes of the readiness probe.
 
 use super::Sink;
-use crate::ring::{Direction, MapInForce, MoveReport, PeerReport, Ring, RingReport};
+use crate::ring::{Direction, LeaseReport, MapInForce, MoveReport, PeerReport, Ring, RingReport};
 use crate::shared::Shared;
 use cached_admin::status::ring::{RingFigures, RingMove, RingNode, RingPart, RingRun, RingWish};
 use cached_metrics::{Families, Label, Value};
-use cached_ring::{Map, Move, Node, Report, Slot, Wish, planned};
+use cached_ring::{Map, Move, Node, Promise, Report, Slot, Wish, planned};
 
 /// Returns what this node reports about itself, to other nodes as well. Workers make a report for
 /// each PING, between requests of clients, so it takes no pass over the regions of the store.
@@ -22,6 +22,7 @@ pub(crate) fn own_report(shared: &Shared) -> Report {
         uptime_ms: u64::from(shared.clock.uptime_secs()) * 1000,
         map_version: map.map_or(0, |map| map.version),
         map_digest: map.map_or(0, |map| map.digest),
+        promise: Promise::default(),
     }
 }
 
@@ -35,6 +36,12 @@ pub(super) fn write(ring: &Ring, sink: &mut Sink<'_>) {
     sink.put("own_slots", report.own_slots);
     sink.put("purging_slots", report.purging_slots);
     sink.put("purging", u8::from(report.is_purging));
+    if let Some(LeaseReport { left, lapses, strikes }) = report.lease {
+        sink.put("lapsed", u8::from(left.is_zero()));
+        sink.put("lease_left_ms", left.as_millis());
+        sink.put("lapses", lapses);
+        sink.put("strikes", strikes);
+    }
     let MoveReport { begun, committed, failed, items, bytes, left_out, sealed, .. } = report.moves;
     sink.put("moves_begun", begun);
     sink.put("moves_committed", committed);
@@ -111,6 +118,14 @@ pub(super) fn collect(ring: &Ring, into: &mut Families) {
     into.sample("cached_ring_map_version", help, labels, Value::Gauge(report.map.version as f64));
     let help = "Slots whose requests this node executes; all nodes of a ring together have 16384.";
     into.gauge("cached_ring_slots", help, report.own_slots as u64);
+    if let Some(LeaseReport { left, lapses, strikes }) = report.lease {
+        let help = "The time that is left of this node's lease: at 0, it answers for none of its slots.";
+        into.measure("cached_ring_lease_left_seconds", help, &left);
+        let help = "How often this node's lease has lapsed.";
+        into.counter("cached_ring_lapses_total", help, lapses);
+        let help = "Nodes that this one has struck off because their leases had ended.";
+        into.counter("cached_ring_strikes_total", help, strikes);
+    }
     let MoveReport { begun, committed, failed, items, bytes, left_out, sealed, .. } = report.moves;
     for (result, count) in [("begun", begun), ("committed", committed), ("failed", failed)] {
         let help = "Moves of slots to this node: begun, committed (the slots are this node's, with their items), or \
@@ -192,6 +207,7 @@ pub(super) fn part(shared: &Shared, ring: &Ring, with_runs: bool) -> RingPart {
     }
     RingPart {
         nodes,
+        lease_left_ms: report.lease.map(|lease| lease.left.as_millis() as u64),
         paused: map.is_paused(),
         moves: map.moves().iter().map(|one| move_of(&map, one)).collect(),
         wishes: map.wishes().iter().map(|wish| wish_of(&map, wish)).collect(),
@@ -250,9 +266,9 @@ fn runs(map: &Map) -> Vec<RingRun> {
 }
 
 fn node_of(shared: &Shared, report: &RingReport, node: &Node, slots: usize) -> RingNode {
-    let Node { name, ring, address, weight, .. } = node.clone();
-    let (ring_address, slots) = (ring, slots as u64);
-    let common = RingNode { node: name, ring_address, address, weight, slots, ..RingNode::default() };
+    let Node { name, ring, address, weight, warden, .. } = node.clone();
+    let (ring_address, slots, warden) = (ring, slots as u64, warden.map(|of| of.warden));
+    let common = RingNode { node: name, ring_address, address, weight, slots, warden, ..RingNode::default() };
     if node.name == report.node {
         let (version, figures) = (Some(report.map.version), figures(&own_report(shared)));
         let same = Some(true);

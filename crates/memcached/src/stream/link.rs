@@ -39,7 +39,7 @@ impl<S: AsFd> Link<S> {
         // The acceptor limits handshakes.
         buffers.handshakes_left = u32::MAX;
         stream.is_deferred = false;
-        LinkIo::Tls(TlsSocket { socket, stream, buffers, is_draining: false })
+        LinkIo::Tls(TlsSocket { socket, stream, buffers, counts: None, is_draining: false })
     }
 
     /// Returns whether a read is worth trying before the next event of the socket.
@@ -216,6 +216,8 @@ mod tests {
         while a.io().establish().is_pending() {
             b.receive();
         }
+        // The end of the handshake.
+        b.receive();
         [a, b]
     }
 

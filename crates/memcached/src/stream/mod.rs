@@ -18,7 +18,9 @@ mod uring;
 pub(crate) use body::{Body, OutOfMemory};
 pub(crate) use link::{Link, LinkIo};
 pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Mark, Output, PIN_BYTES_MIN};
-pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, NOT_TLS, TlsBuffers, TlsSocket, TlsStream};
+pub(crate) use tls::{
+    BUFFERS_BYTES as TLS_BUFFERS_BYTES, CountHandshake, NOT_TLS, TlsBuffers, TlsSocket, TlsStream,
+};
 pub(crate) use uring::{BUNDLE, URING_BYTES, Uring};
 
 use rustix::io::Errno;

@@ -31,6 +31,13 @@ const NO_RING: u64 = 0;
 /// The interval at which other nodes are asked for their maps.
 const ASK: Duration = Duration::from_millis(50);
 
+/// Returns what the CAS values of slots exceed that come without their items from a node that was struck
+/// off, in the map of this version or an earlier one: the lost owner may have given any of its own to
+/// clients. Owners give fewer than 2^40 between two strikes.
+fn cas_floor(map_version: u64) -> u64 {
+    map_version.saturating_mul(1 << 40).min(1 << 63)
+}
+
 /// Decides which items of an earlier process may be used, before clients are served: those that were
 /// stored while their slots were this node's.
 pub(crate) fn adopt_items(shared: &Shared) {
@@ -183,6 +190,9 @@ impl<'a> MapThread<'a> {
         // In this order, so that a process that follows does not find items of slots that have been
         // another node's in the meantime.
         let step = self.change(|| {
+            if gained > 0 && !map.is_whole_since(&before) {
+                kv.raise_cas(cas_floor(map.version()));
+            }
             kv.set_mark(MIXED);
             changed = self.ring.apply(map);
             kv.set_mark(self.ring.mark_now());

@@ -360,7 +360,7 @@ impl Worker {
             None => slot.connection.receive_ahead(input, &mut socket),
             Some(stream) if stream.is_established => {
                 let Some(tls) = &mut self.tls else { return ReadAhead::default() };
-                slot.connection.receive_ahead(input, &mut tls.socket(socket, stream))
+                slot.connection.receive_ahead(input, &mut tls.socket(socket, stream, &self.counters))
             }
             // Handshakes are processed one by one, and counted.
             Some(_) => None,

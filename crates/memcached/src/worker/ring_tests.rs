@@ -1,5 +1,6 @@
 //! Two nodes of a ring in one process, a client of one of them, and the maps of a node.
 
+mod leases;
 mod moves;
 pub(super) mod nodes;
 
@@ -105,7 +106,7 @@ fn statistics_of_all_nodes_are_added_up() {
     // Earlier requests are counted, and answered before.
     let reply = bench.ask(b"get k\r\nstats cluster\r\n", b"0\r\nEND\r\n");
     for line in
-        ["END\r\nSTAT nodes 2\r\n", "nodes_away 0", "cmd_set 1", "cmd_get 3", "get_hits 2", "curr_items 1"]
+        ["END\r\nSTAT nodes 2", "nodes_away 0", "cmd_set 1", "cmd_get 3", "get_hits 2", "curr_items 1"]
     {
         has(&reply, &format!("{line}\r\n"));
     }
@@ -441,4 +442,34 @@ fn the_mark_decides_which_items_of_an_earlier_process_are_kept() {
         [without(0), without(own), without(own | 2), without(1), without(own | 1)],
         [(true, 0), (true, own | 2), (true, own | 2), (false, 0), (false, 0)]
     );
+}
+
+/// More clients than one system call serves, some with replies that are too large for it.
+#[test]
+fn replies_of_many_connections_come_in_order() {
+    let mut bench = Bench::new();
+    bench.expect(b"set small 0 0 1\r\ns\r\n", b"STORED\r\n");
+    let value = "l".repeat(3000);
+    bench.expect(format!("set large 0 0 3000\r\n{value}\r\n").as_bytes(), b"STORED\r\n");
+    let small = "VALUE small 0 1\r\ns\r\nEND\r\n".to_owned();
+    let large = format!("VALUE large 0 3000\r\n{value}\r\nEND\r\n");
+    let mut clients: Vec<_> = (0..70).map(|_| (bench.entry.connect(), Vec::new())).collect();
+    for round in 0..3 {
+        for (number, (client, _)) in clients.iter_mut().enumerate() {
+            let key = if number % 5 == round { "large" } else { "small" };
+            client.write_all(format!("get {key}\r\nget small\r\n").as_bytes()).unwrap();
+        }
+        for (number, (client, reply)) in clients.iter_mut().enumerate() {
+            let expected = if number % 5 == round { &large } else { &small }.clone() + &small;
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while reply.len() < expected.len() {
+                bench.turn();
+                read_all(client, reply);
+                assert!(Instant::now() < deadline, "{number}: {}", reply.escape_ascii());
+            }
+            assert_eq!(String::from_utf8(std::mem::take(reply)).unwrap(), expected);
+        }
+        // Some leave while the others are answered.
+        clients.truncate(70 - 20 * (round + 1));
+    }
 }

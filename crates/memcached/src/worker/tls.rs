@@ -7,7 +7,7 @@
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
-use crate::stream::{Socket, TlsBuffers, TlsSocket, TlsStream};
+use crate::stream::{CountHandshake, Socket, TlsBuffers, TlsSocket, TlsStream};
 use crate::telemetry::counters::Counters;
 use cached_tls::{ClientCertificates, ServerTls};
 use rustix::event::Timespec;
@@ -53,8 +53,13 @@ impl WorkerTls {
     }
 
     /// Returns the transport of a connection.
-    pub(super) fn socket<'a>(&'a mut self, socket: Socket<'a>, stream: &'a mut TlsStream) -> TlsSocket<'a> {
-        TlsSocket { socket, stream, buffers: &mut self.buffers, is_draining: false }
+    pub(super) fn socket<'a>(
+        &'a mut self,
+        socket: Socket<'a>,
+        stream: &'a mut TlsStream,
+        counters: &'a Counters,
+    ) -> TlsSocket<'a> {
+        TlsSocket { socket, stream, buffers: &mut self.buffers, counts: Some(counters), is_draining: false }
     }
 
     /// Drives a connection.
@@ -67,13 +72,9 @@ impl WorkerTls {
     ) -> DriveResult {
         let was_established = stream.is_established;
         stream.is_deferred = false;
-        let result = connection.drive(context, &mut self.socket(socket, stream));
+        let result = connection.drive(context, &mut self.socket(socket, stream, context.counters));
         if stream.is_established && !was_established {
             self.handshaking -= 1;
-            match stream.is_resumed {
-                true => context.counters.tls_handshakes_resumed.bump(),
-                false => context.counters.tls_handshakes_full.bump(),
-            }
         }
         match result {
             DriveResult::Wait if stream.is_deferred => DriveResult::Yield,
@@ -93,7 +94,7 @@ impl WorkerTls {
         if !stream.is_established {
             return DriveResult::Close;
         }
-        let mut socket = TlsSocket { is_draining: true, ..self.socket(socket, stream) };
+        let mut socket = TlsSocket { is_draining: true, ..self.socket(socket, stream, context.counters) };
         connection.drive(context, &mut socket)
     }
 
@@ -102,13 +103,22 @@ impl WorkerTls {
         if !stream.is_established {
             self.handshaking -= 1;
         }
-        self.socket(socket, stream).close();
+        self.socket(socket, stream, counters).close();
         if let Some(why) = stream.failure() {
             match stream.is_established {
                 true => counters.tls_failures.bump(),
                 false => counters.tls_handshake_failures.bump(),
             }
             tracing::debug!(cause = why, "a TLS connection has failed");
+        }
+    }
+}
+
+impl CountHandshake for Counters {
+    fn count_handshake(&self, is_resumed: bool) {
+        match is_resumed {
+            true => self.tls_handshakes_resumed.bump(),
+            false => self.tls_handshakes_full.bump(),
         }
     }
 }

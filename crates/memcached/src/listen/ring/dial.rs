@@ -180,13 +180,29 @@ pub(crate) fn dial_copy(shared: &Shared, node: &str, ends: &dyn Fn() -> bool) ->
     opened
 }
 
+/// What is known of another process of the name of a node, at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Twin {
+    /// There is none: nothing accepts connections there, or another node does.
+    None,
+    /// It runs.
+    Runs,
+    /// Nothing answers in time: it may stand still, or its host may be cut off.
+    Silent,
+}
+
 /// Returns whether another process of the name of this node, `own`, runs at an address: it refuses a
-/// second one. A process that does not answer in time is none.
+/// second one.
 ///
 /// # Errors
 /// Returns the reason why this cannot be told, as a part of a line: something answers, but the two
 /// cannot speak TLS with each other.
-pub async fn has_twin(settings: &RingSettings, ring: &str, own: &str, address: &str) -> Result<bool, String> {
+pub async fn find_twin(
+    settings: &RingSettings,
+    ring: &str,
+    own: &str,
+    address: &str,
+) -> Result<Twin, String> {
     let asked = async {
         let stream = connect(&Arc::new(Semaphore::new(1)), address).await.map_err(Failure::Unreachable)?;
         let mut handshake = Handshake::dial(stream, address, settings).await?;
@@ -207,9 +223,13 @@ pub async fn has_twin(settings: &RingSettings, ring: &str, own: &str, address: &
         handshake.receive().await
     };
     match timeout(settings.connect_timeout, asked).await {
-        Ok(Err(Failure::ByPeer(refused))) => Ok(refused.code == RefusedCode::SecondProcess),
+        Ok(Err(Failure::ByPeer(refused))) if refused.code == RefusedCode::SecondProcess => Ok(Twin::Runs),
         Ok(Err(Failure::Tls(why))) => Err(why),
-        Ok(_) | Err(_) => Ok(false),
+        Ok(Ok(_) | Err(Failure::ByPeer(_) | Failure::ByUs(_))) => Ok(Twin::None),
+        Ok(Err(Failure::Unreachable(error))) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            Ok(Twin::None)
+        }
+        Ok(Err(_)) | Err(_) => Ok(Twin::Silent),
     }
 }
 

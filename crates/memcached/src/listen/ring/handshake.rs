@@ -168,9 +168,14 @@ impl Handshake {
         mut act: impl FnMut(&mut LinkIo<'_>) -> Poll<io::Result<T>>,
     ) -> Result<T, Failure> {
         loop {
-            // Not kept: many handshakes wait for their peers at the same time.
-            let mut buffers = None;
-            match act(&mut self.link.io(&mut buffers)) {
+            let polled = {
+                // Not kept: many handshakes wait for their peers at the same time.
+                let mut buffers = None;
+                let polled = act(&mut self.link.io(&mut buffers));
+                drop(buffers);
+                polled
+            };
+            match polled {
                 Poll::Ready(Ok(done)) => return Ok(done),
                 Poll::Ready(Err(error)) => {
                     let Some(why) = self.link.tls_failure() else { return Err(error.into()) };

@@ -25,7 +25,7 @@ mod handshake;
 mod tests;
 
 pub(crate) use accept::{Accepted, accept};
-pub use dial::has_twin;
+pub use dial::{Twin, find_twin};
 pub(crate) use dial::{dial, dial_copy};
 
 use crate::ring::Ring;

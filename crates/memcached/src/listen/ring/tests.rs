@@ -70,6 +70,7 @@ impl Place {
             connect_timeout: Duration::from_secs(60),
             tls,
             peer_lanes_max: 2,
+            has_leases: false,
         };
         let settings =
             Settings { listen: Vec::new(), threads: 1, ring: Some(Arc::new(ring)), ..Settings::default() };

@@ -64,8 +64,6 @@ pub(crate) struct TlsStream {
     is_duplex: bool,
     /// Whether the handshake is complete.
     pub(crate) is_established: bool,
-    /// Whether the handshake has resumed an earlier session.
-    pub(crate) is_resumed: bool,
     /// Whether the peer has sent a close_notify.
     is_ended: bool,
     /// Whether there is input whose processing is deferred until other connections have been
@@ -129,7 +127,6 @@ impl TlsStream {
             since,
             is_duplex,
             is_established: false,
-            is_resumed: false,
             is_ended: false,
             is_deferred: false,
             failure: None,
@@ -187,11 +184,19 @@ impl TlsStream {
     }
 }
 
+/// Who counts handshakes.
+pub(crate) trait CountHandshake {
+    /// A handshake is complete. No request was executed before.
+    fn count_handshake(&self, is_resumed: bool);
+}
+
 /// A socket with TLS, and the worker's buffers for one step.
 pub(crate) struct TlsSocket<'a> {
     pub(crate) socket: Socket<'a>,
     pub(crate) stream: &'a mut TlsStream,
     pub(crate) buffers: &'a mut TlsBuffers,
+    /// Counts the handshakes of clients; `None` between nodes.
+    pub(crate) counts: Option<&'a dyn CountHandshake>,
     /// Whether the server is shutting down: data that has arrived is still read, after which the
     /// stream ends.
     pub(crate) is_draining: bool,
@@ -281,6 +286,11 @@ impl TlsSocket<'_> {
                     self.stream.is_ended = true;
                     return Poll::Ready(Ok(0));
                 }
+                if self.stream.is_duplex {
+                    // Nothing that has to do with TLS: the connection is lost.
+                    self.stream.state = State::Over;
+                    return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+                }
                 return Poll::Ready(Err(self.stream.fail(why)));
             }
             Ok(0) if self.stream.is_duplex => {
@@ -348,7 +358,9 @@ impl TlsSocket<'_> {
         }
         if let Some(handshake) = ended {
             self.stream.is_established = true;
-            self.stream.is_resumed = handshake == Some(HandshakeKind::Resumed);
+            if let Some(counts) = self.counts {
+                counts.count_handshake(handshake == Some(HandshakeKind::Resumed));
+            }
         }
         match self.send_outgoing() {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),

@@ -24,7 +24,7 @@ mod tests;
 
 use super::Worker;
 use crate::connections::ServeLane;
-use crate::ring::{Peer, add};
+use crate::ring::{Peer, Ring, add};
 use crate::settings::Settings;
 use crate::stream::{FULL_BYTES, Link, Output, Transport};
 use crate::telemetry::heartbeat::Activity;
@@ -120,6 +120,9 @@ pub(super) struct InboundLane {
     unwaited: VecDeque<(u32, Suspended)>,
     /// The number of ticks since something was received or sent.
     silent_ticks: u32,
+    /// Whether this node may not execute requests for its own slots, since the lease was looked at with
+    /// the lane's input at hand.
+    has_lapsed: bool,
     leaving: Leaving,
     /// Dropped with the lane.
     _ended: oneshot::Sender<()>,
@@ -215,6 +218,7 @@ impl Worker {
             suspended_bytes: 0,
             unwaited: VecDeque::new(),
             silent_ticks: 0,
+            has_lapsed: false,
             leaving: Leaving::No,
             _ended: ended,
         }));
@@ -305,6 +309,8 @@ impl Worker {
                 own.input = input;
             }
             let has_read = result?;
+            // Sending begins another use of the link.
+            let is_deferred = lane.link.is_deferred();
             if !self.send_inbound(lane)? {
                 return Ok(false);
             }
@@ -313,7 +319,7 @@ impl Worker {
                 return Ok(true);
             }
             if !has_read {
-                return Ok(lane.link.is_deferred());
+                return Ok(is_deferred);
             }
             if lane.inbound.is_ended() && !lane.has_begun() {
                 return Err(Fault::Closed);
@@ -355,6 +361,7 @@ impl Worker {
 
     /// Executes the complete messages in `input`. Returns the number of bytes used.
     fn execute_inbound(&mut self, lane: &mut InboundLane, input: &[u8]) -> Result<usize, Fault> {
+        lane.has_lapsed = !self.shared.ring.as_ref().is_some_and(Ring::is_valid);
         let mut used = 0;
         loop {
             if !lane.unwaited.is_empty() && !self.send_unwaited(lane)? {

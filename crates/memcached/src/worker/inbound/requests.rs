@@ -9,7 +9,7 @@ use crate::worker::Worker;
 use cached_proto::meta::KeyBuffer;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use cached_ring::wire::{self, Kind};
-use cached_ring::{Asked, Flags, Inbound, Slot, slot_of};
+use cached_ring::{Asked, Flags, Inbound, Promise, Report, Slot, slot_of};
 
 /// A request of which parts are missing.
 pub(super) enum Arriving {
@@ -52,12 +52,13 @@ impl<'a> Decode<'a> {
     }
 }
 
-/// Returns whether a request may be executed: the slots of its keys are this node's own, and no
-/// earlier request of them was refused that must be sent again before; or it is about all items, and
-/// this node may flush with the map of this `version`. `None` if no other node may ask for it.
+/// Returns whether a request may be executed: the slots of its keys are this node's own, its lease has
+/// not lapsed, and no earlier request of them was refused that must be sent again before; or it is about
+/// all items, and this node may flush with the map of this `version`. `None` if no other node may ask for
+/// it.
 fn is_own(
     ring: &Ring,
-    inbound: &mut Inbound,
+    lane: &mut InboundLane,
     decode: &Decode<'_>,
     slot: Option<Slot>,
     flags: Flags,
@@ -83,12 +84,15 @@ fn is_own(
     if cfg!(debug_assertions) && slot_of(first) != slot {
         return None;
     }
+    let InboundLane { inbound, has_lapsed, .. } = lane;
+    let may_execute =
+        |inbound: &Inbound, slot| !*has_lapsed && ring.owns(slot) && !inbound.refuses(slot, flags);
     let mut has_others = false;
-    let mut is_own = ring.owns(slot) && !inbound.refuses(slot, flags);
+    let mut is_own = may_execute(inbound, slot);
     while let Some(key) = others.as_mut().and_then(|keys| keys.next_key()) {
         has_others = true;
         let slot = slot_of(key);
-        is_own = is_own && ring.owns(slot) && !inbound.refuses(slot, flags);
+        is_own = is_own && may_execute(inbound, slot);
         if !is_own {
             // The refusal of several keys holds no other request back.
             return Some(false);
@@ -134,7 +138,9 @@ impl Worker {
                 Ok(())
             }
             Asked::Ping(token) => {
-                let report = own_report(&self.shared);
+                let ring = self.shared.ring.as_ref();
+                let promise = ring.map_or_else(Promise::default, |ring| ring.lease.promise(&lane.peer.name));
+                let report = Report { promise, ..own_report(&self.shared) };
                 wire::push_pong(&mut self.output.bytes, token, &report);
                 Ok(())
             }
@@ -172,7 +178,7 @@ impl Worker {
             Decode::of(flags, bytes).ok_or_else(|| fault("cannot be decoded"))?;
         let ring = self.shared.ring.as_ref();
         let version = u64::from_le_bytes(*version);
-        let is_own = ring.and_then(|ring| is_own(ring, &mut lane.inbound, &decode, slot, flags, version));
+        let is_own = ring.and_then(|ring| is_own(ring, lane, &decode, slot, flags, version));
         let is_own = is_own.ok_or_else(|| fault("is none for another node, or names the wrong slot"))?;
         let has_parts = flags.has(Flags::PARTS) || flags.has(Flags::HEAD);
         match (&decode, slot) {
@@ -304,7 +310,7 @@ impl Worker {
     fn end_arriving(&mut self, arriving: Arriving, lane: &mut InboundLane, id: u32) {
         match arriving {
             Arriving::Value { body, slot, collected } => {
-                if !self.shared.ring.as_ref().is_some_and(|ring| ring.owns(slot)) {
+                if lane.has_lapsed || !self.shared.ring.as_ref().is_some_and(|ring| ring.owns(slot)) {
                     lane.inbound.decided(slot, Flags::NONE, true);
                     return self.not_mine(id);
                 }

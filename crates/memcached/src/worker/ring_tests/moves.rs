@@ -71,6 +71,8 @@ impl Pair {
             address: format!("{name}.example:1"),
             weight: 1,
             term: 0,
+            lease_ms: 0,
+            warden: None,
         };
         let first = Map::first("main", node("a", listener.local_addr().unwrap().to_string())).unwrap();
         let map = first.join(node("b", "127.0.0.1:1".into())).unwrap();
@@ -353,7 +355,7 @@ fn slots_of_a_failed_node_come_without_what_was_copied() {
     for is_complete in [false, true] {
         let mut pair = Pair::new();
         let begun = pair.map.begin_move("a", "b", moved()).unwrap();
-        let (id, failed) = (begun.version(), begun.fail("a").unwrap());
+        let (id, failed) = (begun.version(), begun.fail("a", &|_| true).unwrap());
         pair.run(async |steps: &Steps<'_>| {
             steps.put_in_force(&begun).await;
             let copied = steps.copy(id, async |_| {
@@ -380,7 +382,7 @@ fn a_source_that_has_missed_a_commit_keeps_nothing_of_the_slots() {
     let mut pair = Pair::new();
     let begun = pair.map.begin_move("a", "b", moved()).unwrap();
     let id = begun.version();
-    let failed = begun.commit_move(id).unwrap().fail("b").unwrap();
+    let failed = begun.commit_move(id).unwrap().fail("b", &|_| true).unwrap();
     pair.run(async |steps: &Steps<'_>| {
         steps.put_in_force(&begun).await;
         drop(steps.copy(id, async |_| true).await.unwrap());

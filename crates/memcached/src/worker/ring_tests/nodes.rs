@@ -29,6 +29,8 @@ pub(in crate::worker) fn map_of(version: u64, owner: impl Fn(u16) -> u16) -> Arc
         address: format!("127.0.0.1:{}", port + 1),
         weight: 1,
         term: 0,
+        lease_ms: 0,
+        warden: None,
     };
     let owners: Vec<NodeIndex> = (0..SLOTS as u16).map(|slot| NodeIndex(owner(slot))).collect();
     let owners = owners.try_into().expect("an owner for each slot");
@@ -50,6 +52,7 @@ pub(in crate::worker) fn settings(name: &str, map: Arc<Map>) -> Settings {
         connect_timeout: Duration::from_secs(1),
         tls: None,
         peer_lanes_max: 16,
+        has_leases: false,
     };
     Settings {
         listen: Vec::new(),

@@ -276,6 +276,8 @@ impl World {
             address: format!("{name}:11211"),
             weight: 1,
             term: 0,
+            lease_ms: 0,
+            warden: None,
         };
         let nodes = vec![node("a", 1), node("b", 2), node("c", 3)];
         let mut owners = Box::new([NodeIndex(0); SLOTS]);
@@ -293,6 +295,7 @@ impl World {
             connect_timeout: Duration::from_secs(1),
             tls: None,
             peer_lanes_max: 16,
+            has_leases: false,
         };
         let mut world = World {
             bench: Bench::new(|settings| {
