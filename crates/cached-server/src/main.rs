@@ -181,12 +181,12 @@ fn serve(
     };
     let (objects, mut server, joined) = match take_over {
         None => {
-            let Some(joined) = join(&config, &secrets)? else { return Ok(()) };
+            let Some(mut joined) = join(&config, &secrets)? else { return Ok(()) };
             joined.iter().for_each(|joined| config.set_ring_map(joined.map()));
             let Some(objects) = open_objects(&config, secrets, None)? else { return Ok(()) };
             let settings = config.settings.clone();
             let mut server = Server::open_with(settings, logging, inherited, tls, &on_taking_over)?;
-            if let Some(joined) = &joined {
+            if let Some(joined) = &mut joined {
                 let end = pin!(signals.end_requested("while the registry is being read"));
                 if !joined.join_again(&config, end, show)? {
                     return Ok(());

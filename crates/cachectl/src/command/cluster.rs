@@ -111,6 +111,10 @@ fn status(ring: &Value) -> String {
     if purging.as_u64().is_some_and(|slots| slots > 0) {
         let _ = write!(shown, "\n{purging} slots are still being prepared at {}", text(&ring["node"]));
     }
+    if ring["lease_left_ms"] == 0 {
+        let _ =
+            write!(shown, "\nthe lease of {} has lapsed: requests for its slots wait", text(&ring["node"]));
+    }
     for one in list(ring, "moves") {
         let (from, to) = (text(&one["from"]), text(&one["to"]));
         let _ = write!(shown, "\nmove {}: {} slots from {from} to {to}", one["id"], one["slot_count"]);
@@ -144,7 +148,7 @@ fn left(ring: &Value) -> Option<String> {
 
 /// Returns rows of cells as lines, in which columns begin below each other.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
-    let width = |column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
@@ -298,7 +302,15 @@ fn moved(now: &Map, next: &Map) -> usize {
 fn added(text: &str) -> Result<Node, String> {
     let parts = text.split_once('=').and_then(|(name, addresses)| Some((name, addresses.split_once(',')?)));
     let (name, (ring, address)) = parts.ok_or("expected NODE=RING,ADDRESS")?;
-    Ok(Node { name: name.into(), ring: ring.into(), address: address.into(), weight: 1, term: 0 })
+    Ok(Node {
+        name: name.into(),
+        ring: ring.into(),
+        address: address.into(),
+        weight: 1,
+        term: 0,
+        lease_ms: 0,
+        warden: None,
+    })
 }
 
 fn weighted(text: &str) -> Result<(String, u32), String> {

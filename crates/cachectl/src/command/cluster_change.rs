@@ -54,11 +54,11 @@ pub(crate) enum Change {
         /// The name of the node.
         node: String,
     },
-    /// Give the slots of a lost node to the other nodes at once. ITS ITEMS ARE LOST.
+    /// Give the slots of a lost node to the other nodes. ITS ITEMS ARE LOST.
     ///
-    /// Stop the node's process first, if it may still run: while the other nodes cannot reach it, it
-    /// would go on to answer its own clients with what it has. If the node starts again, it keeps
-    /// nothing, and owns nothing until it has a weight.
+    /// This is for a node that no other one replaces, because the node that does so is lost as well. It
+    /// is refused while the node's lease holds. Stop the node's process first, if it may still run. If
+    /// the node starts again, it keeps nothing, and owns nothing until it has a weight.
     Fail {
         /// The name of the node.
         node: String,

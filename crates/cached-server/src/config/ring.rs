@@ -54,6 +54,9 @@ with_defaults! {
         /// The maximum number of connections that one other node may open; each opens one for every
         /// thread.
         pub peer_lanes_max: u32 = 16,
+        /// The duration of the nodes' leases, in seconds, in a ring whose map is in the registry: a
+        /// node that does not renew its lease in this time is replaced.
+        pub lease_secs: u32 = 10,
         /// TLS between nodes; `None` without it.
         pub tls: Option<RingTlsTable> = None,
     }
@@ -125,9 +128,14 @@ impl RingTable {
                 set.map_or(Ok(()), |key| {
                     invalid(key, "is set with map_file, whose map says it; set one of the two")
                 })?;
+                require(self.lease_secs == RingTable::default().lease_secs, "ring.lease_secs", || {
+                    "is set with map_file; only a map in the registry has leases, so set one of the two"
+                        .into()
+                })?;
             }
         }
         within("ring.weight", self.weight, 0..=WEIGHT_MAX)?;
+        within("ring.lease_secs", self.lease_secs, 2..=120)?;
         self.listen.iter().try_for_each(|text| listen_address(text).map(drop))?;
         within("ring.peer_timeout_ms", self.peer_timeout_ms, 100..=60_000)?;
         within("ring.connect_timeout_ms", self.connect_timeout_ms, 10..=60_000)?;
@@ -194,7 +202,15 @@ impl RingTable {
                 })?
             }
         };
-        let node = Node { name: node.to_owned(), ring, address, weight: self.weight, term: 0 };
+        let node = Node {
+            name: node.to_owned(),
+            ring,
+            address,
+            weight: self.weight,
+            term: 0,
+            lease_ms: self.lease_secs * 1000,
+            warden: None,
+        };
         planned(&self.name, 1, vec![node], None).map_err(|error| ConfigError::new("ring", error))
     }
 
@@ -252,6 +268,7 @@ impl RingTable {
             peer_timeout: Duration::from_millis(self.peer_timeout_ms),
             connect_timeout: Duration::from_millis(self.connect_timeout_ms),
             peer_lanes_max: self.peer_lanes_max,
+            has_leases: self.is_in_registry(),
         })
     }
 
@@ -492,6 +509,10 @@ mod tests {
             (
                 "node = \"a\"\npeer_timeout_ms = 99".into(),
                 ".peer_timeout_ms: is 99; it must be between 100 and 60000",
+            ),
+            (
+                "node = \"a\"\nlease_secs = 9".into(),
+                ".lease_secs: is set with map_file; only a map in the registry has leases, so set one of the two",
             ),
             (
                 "node = \"a\"\nconnect_timeout_ms = 9".into(),

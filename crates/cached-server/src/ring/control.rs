@@ -10,7 +10,7 @@
 //! | `POST /ring/fail` | `{"node": "…"}` | gives the slots of a lost node to the others, without items |
 //! | `POST /ring/pause`, `/ring/resume` | `{}` | whether further moves may begin |
 
-use super::documents::DocumentsError;
+use super::documents::{Alive, DocumentsError};
 use cached_admin::{Response, Routes, WAIT_MAX};
 use cached_ring::{Map, MapError, NotARun, SlotSet};
 use serde::Deserialize;
@@ -34,11 +34,11 @@ pub(super) enum Change {
 
 impl Change {
     /// Returns the map after the change.
-    pub(super) fn of(&self, map: &Map) -> Result<Map, MapError> {
+    pub(super) fn of(&self, map: &Map, alive: &Alive) -> Result<Map, MapError> {
         match self {
             Change::Weight { node, weight } => map.set_weight(node, *weight),
             Change::Remove { node } => map.remove(node),
-            Change::Fail { node } => map.fail(node),
+            Change::Fail { node } => map.fail(node, &|node| alive.has(node)),
             Change::Wish { node, slots } => map.wish(node, slots),
             Change::Cancel { slots } => map.cancel_wishes(slots.as_ref()),
             Change::Pause(is_paused) => map.set_paused(*is_paused),

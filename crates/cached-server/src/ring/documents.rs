@@ -4,7 +4,9 @@
 
 use cached_memcached::LiveServer;
 use cached_process::Drain;
-use cached_registry::{Change, Error, Expect, Key, Listing, Registry, Revision, Watch};
+use cached_registry::{
+    Change, Document, Error, Expect, Key, Lease, LeaseId, Listing, Registry, Revision, Watch,
+};
 use cached_ring::{Map, MapError, from_documents};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -15,6 +17,9 @@ use tokio::sync::watch;
 /// The maximum number of attempts at a change while others change the documents.
 const CONFLICTS_MAX: u32 = 30;
 
+/// The part of the names of documents by which nodes are alive.
+const ALIVE: &str = "alive/";
+
 /// The reason why documents cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DocumentsError {
@@ -24,9 +29,24 @@ pub(super) enum DocumentsError {
     /// A mistake in the documents, or the reason why the map cannot be changed in this way.
     #[error(transparent)]
     Map(#[from] MapError),
+    /// A node that is to be struck off holds its lease.
+    #[error(
+        "node {0} holds its lease, so it runs and answers: drain it, or stop it and wait until its lease has ended"
+    )]
+    Alive(String),
+    /// Another process holds the lease of this node.
+    #[error("a second process of this node's name holds its lease; stop it, or give this node another name")]
+    Twin,
     /// The ring has no documents.
     #[error("ring/{0}/meta: is missing; nothing is known of this ring")]
     Missing(String),
+}
+
+impl DocumentsError {
+    /// Returns whether a change may have been made, or may still be.
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(self, DocumentsError::Registry(Error::OutcomeUnknown(_)))
+    }
 }
 
 /// A map, and the documents in which it was found.
@@ -34,6 +54,34 @@ pub(super) enum DocumentsError {
 pub(super) struct Versioned {
     pub(super) map: Map,
     documents: BTreeMap<Key, (Revision, Vec<u8>)>,
+    pub(super) alive: Alive,
+}
+
+/// What a change of the map requires besides the documents that were read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Guards<'a> {
+    /// This node does not hold its lease.
+    pub(super) lost: Option<&'a str>,
+    /// The document by which this node is alive has this revision, with which this process has written
+    /// it: a change that an earlier process of the node has asked for is not made later.
+    pub(super) own: Option<(&'a str, Revision)>,
+}
+
+/// The nodes whose leases hold: those with a document `ring/NAME/alive/NODE`, which ends with the
+/// node's lease.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Alive(BTreeMap<String, (Revision, Option<LeaseId>)>);
+
+impl Alive {
+    /// Returns whether the lease of a node holds.
+    pub(super) fn has(&self, node: &str) -> bool {
+        self.0.contains_key(node)
+    }
+
+    /// Returns the revision of a node's document, and the lease to which it is bound.
+    pub(super) fn get(&self, node: &str) -> Option<(Revision, Option<LeaseId>)> {
+        self.0.get(node).copied()
+    }
 }
 
 /// The documents of one ring.
@@ -43,6 +91,10 @@ pub(super) struct Documents {
     registry: RefCell<Registry>,
     /// The latest map that was read or written.
     latest: watch::Sender<Option<Arc<Map>>>,
+    /// The nodes whose leases held when the documents were last read.
+    alive: watch::Sender<Alive>,
+    /// The revision of the state in which they were.
+    seen: Cell<Revision>,
     /// The server that follows the maps, and the name of its node, once it runs.
     live: OnceCell<(LiveServer, String, Drain)>,
     /// Whether maps are not passed to the server for now.
@@ -56,6 +108,8 @@ impl Documents {
             ring: ring.to_owned(),
             registry: RefCell::new(registry),
             latest: watch::Sender::default(),
+            alive: watch::Sender::default(),
+            seen: Cell::default(),
             live: OnceCell::new(),
             is_held: Cell::new(false),
             is_away: Cell::new(false),
@@ -85,6 +139,11 @@ impl Documents {
         self.latest.subscribe()
     }
 
+    /// Returns the nodes whose leases hold, now and later.
+    pub(super) fn alive(&self) -> watch::Receiver<Alive> {
+        self.alive.subscribe()
+    }
+
     /// Holds maps back from the server, or passes the latest one to it.
     pub(super) fn hold(&self, holds: bool) {
         self.is_held.set(holds);
@@ -93,6 +152,8 @@ impl Documents {
 
     /// Returns a watch of the documents that begins with the present state.
     pub(super) async fn watch(&self) -> Result<Watch, DocumentsError> {
+        // A registry that was restored may count its revisions anew.
+        self.seen.set(Revision::default());
         let (_, revision) = self.list().await?;
         Ok(self.handle().watch(&self.prefix(), revision))
     }
@@ -110,22 +171,49 @@ impl Documents {
     async fn list(&self) -> Result<(Option<Versioned>, Revision), DocumentsError> {
         let registry = self.handle();
         let Listing { documents, revision } = self.note(registry.list(&self.prefix()).await)?;
+        let prefix = format!("{}{ALIVE}", self.prefix());
+        let (living, documents): (Vec<Document>, Vec<Document>) =
+            documents.into_iter().partition(|one| one.key.as_str().starts_with(&prefix));
+        let living = living.into_iter().map(|one| {
+            let node = one.key.as_str()[prefix.len()..].to_owned();
+            (node, (one.revision, one.lease))
+        });
+        let alive = Alive(living.collect());
+        // Of several listings at the same time, an earlier state may be answered last.
+        let is_stale = revision < self.seen.get();
+        if !is_stale {
+            self.seen.set(revision);
+            self.alive.send_if_modified(|known| {
+                let is_other = *known != alive;
+                known.clone_from(&alive);
+                is_other
+            });
+        }
         if documents.is_empty() {
             return Ok((None, revision));
         }
         let texts = documents.iter().map(|one| (one.key.as_str(), &one.value[..]));
         let map = from_documents(&self.ring, texts)?;
         let documents = documents.into_iter().map(|one| (one.key, (one.revision, one.value.to_vec())));
-        let versioned = Versioned { map, documents: documents.collect() };
+        let versioned = Versioned { map, documents: documents.collect(), alive };
+        if let Some((live, ..)) = self.live.get().filter(|_| !is_stale) {
+            let lease = live.ring_lease();
+            lease.iter().for_each(|lease| lease.read(&versioned.map, &|node| versioned.alive.has(node)));
+        }
         self.publish(&versioned.map);
         Ok((Some(versioned), revision))
     }
 
-    /// Replaces the documents, or creates them, if they are still as they were read.
+    /// Replaces the documents, or creates them, if they are still as they were read, and `guards` are met.
     ///
     /// # Errors
-    /// Returns [`Error::Conflict`] if they are not, and the errors of [`Registry::change_if`].
-    pub(super) async fn write(&self, before: Option<&Versioned>, after: &Map) -> Result<(), DocumentsError> {
+    /// Returns [`Error::Conflict`] if that is not so, and the errors of [`Registry::change_if`].
+    pub(super) async fn write(
+        &self,
+        before: Option<&Versioned>,
+        after: &Map,
+        guards: Guards<'_>,
+    ) -> Result<(), DocumentsError> {
         let none = BTreeMap::new();
         let before = before.map_or(&none, |before| &before.documents);
         let mut wanted = BTreeMap::new();
@@ -143,6 +231,12 @@ impl Documents {
         }
         let gone = before.iter().filter(|(key, _)| !wanted.contains_key(*key));
         changes.extend(gone.map(|(key, (revision, _))| Change::remove(key.clone(), *revision)));
+        if let Some(lost) = guards.lost {
+            changes.push(Change::guard(self.alive_key(lost)?, Expect::Absent));
+        }
+        if let Some((node, revision)) = guards.own {
+            changes.push(Change::guard(self.alive_key(node)?, Expect::At(revision)));
+        }
         let registry = self.handle();
         self.note(registry.change_if(&changes).await)?;
         self.publish(after);
@@ -159,11 +253,27 @@ impl Documents {
         &self,
         change: impl Fn(&Map) -> Result<Map, MapError>,
     ) -> Result<Map, DocumentsError> {
+        self.change_without(None, |map, _| change(map)).await
+    }
+
+    /// Makes a change as [`change`](Self::change) does, while the node `lost`, if one is named, does not
+    /// hold its lease.
+    ///
+    /// # Errors
+    /// Returns [`DocumentsError::Alive`] if it does, and the errors of [`change`](Self::change).
+    pub(super) async fn change_without(
+        &self,
+        lost: Option<&str>,
+        change: impl Fn(&Map, &Alive) -> Result<Map, MapError>,
+    ) -> Result<Map, DocumentsError> {
         let mut conflicts = 0;
         loop {
             let before = self.read().await?;
-            let after = change(&before.map)?;
-            match self.write(Some(&before), &after).await {
+            if let Some(lost) = lost.filter(|lost| before.alive.has(lost)) {
+                return Err(DocumentsError::Alive(lost.to_owned()));
+            }
+            let after = change(&before.map, &before.alive)?;
+            match self.write(Some(&before), &after, Guards { lost, own: None }).await {
                 Ok(()) => return Ok(after),
                 Err(DocumentsError::Registry(Error::Conflict { .. })) if conflicts < CONFLICTS_MAX => {
                     conflicts += 1;
@@ -205,7 +315,7 @@ impl Documents {
     /// start reports both.
     pub(super) fn note<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         let is_away = match &outcome {
-            Ok(_) | Err(Error::Conflict { .. } | Error::Compacted { .. }) => None,
+            Ok(_) | Err(Error::Conflict { .. } | Error::Compacted { .. } | Error::LeaseEnded) => None,
             Err(error) => Some(error),
         };
         let was_away = self.is_away.replace(is_away.is_some());
@@ -220,6 +330,38 @@ impl Documents {
             _ => {}
         }
         outcome
+    }
+
+    /// Grants a lease.
+    pub(super) async fn grant(&self, duration: Duration) -> Result<Lease, Error> {
+        self.note(self.handle().grant(duration).await)
+    }
+
+    /// Renews a lease of this node. Returns it with its new time, and the revision of the node's document;
+    /// `None` if the lease has ended, or the document is bound to another one.
+    pub(super) async fn renew(&self, node: &str, lease: &Lease) -> Result<Option<(Lease, Revision)>, Error> {
+        let registry = self.handle();
+        let renewed = match self.note(registry.renew(lease).await) {
+            Err(Error::LeaseEnded) => return Ok(None),
+            renewed => renewed?,
+        };
+        let document = self.note(registry.get(&self.alive_key(node)?).await)?;
+        let bound = document.filter(|document| document.lease == Some(lease.id));
+        Ok(bound.map(|document| (renewed, document.revision)))
+    }
+
+    /// Binds the document by which a node is alive to a lease. It must be as it was when the documents
+    /// were read. Returns its revision.
+    pub(super) async fn bind(&self, node: &str, lease: &Lease) -> Result<Revision, Error> {
+        let known = self.alive.borrow().0.get(node).map(|(revision, _)| *revision);
+        let expect = known.map_or(Expect::Absent, Expect::At);
+        let value = format!("{{\"incarnation\":\"{}\"}}", lease.id);
+        let change = Change::put(self.alive_key(node)?, expect, value).with_lease(lease.id);
+        self.note(self.handle().change_if(&[change]).await)
+    }
+
+    fn alive_key(&self, node: &str) -> Result<Key, Error> {
+        Key::new(&format!("{}{ALIVE}{node}", self.prefix()))
     }
 
     fn handle(&self) -> Registry {

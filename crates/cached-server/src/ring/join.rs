@@ -1,11 +1,12 @@
 //! How a node becomes a part of the ring when its process starts: the first node makes the documents,
 //! and owns all slots; each further node adds its own document, and owns nothing yet.
 
-use super::documents::{Documents, DocumentsError};
+use super::documents::{Documents, DocumentsError, Guards};
+use super::lease::NodeLease;
 use crate::config::{Config, Secrets};
 use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
-use cached_memcached::has_twin;
 use cached_memcached::settings::RingSettings;
+use cached_memcached::{Twin, find_twin};
 use cached_process::{Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
 use cached_ring::{Map, Node};
@@ -24,6 +25,8 @@ pub struct Joined {
     pub(super) documents: Documents,
     /// This node, as its configuration describes it.
     pub(super) own: Node,
+    /// The node's lease.
+    pub(super) lease: NodeLease,
     /// The time for which the hand-over to another process waits for moves.
     pub(super) hand_over_max: Duration,
 }
@@ -52,11 +55,12 @@ impl Joined {
         let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
         let mut waiting = Waiting::new(show);
         let own = settings.map.nodes()[0].clone();
+        let mut lease = NodeLease::new(&own.name, Duration::from_millis(own.lease_ms.into()), is_fresh);
         let joined = runtime.block_on(async {
             let joined = async {
                 let (store, registry) = open(config, table, secrets, &mut waiting).await?;
                 let documents = Documents::new(settings.map.ring(), registry);
-                join(&documents, &own, settings, is_fresh, &mut waiting).await?;
+                join(&documents, &own, &mut lease, (settings, is_fresh), &mut waiting).await?;
                 Ok((store, documents))
             };
             tokio::select! {
@@ -77,28 +81,33 @@ impl Joined {
             store,
             documents,
             own,
+            lease,
             hand_over_max: Duration::from_secs(config.settings.upgrade_timeout_secs),
         })))
     }
 
-    /// Joins again, if the node was struck off or removed while the start took its time: the server
-    /// must not serve what it has by an earlier map. Returns false if `end` is ready first.
+    /// Renews the lease, and joins again, if the node was struck off or removed while the start took its
+    /// time: the server must not serve what it has by an earlier map. Returns false if `end` is ready first.
     ///
     /// # Errors
     /// Returns the errors of [`join`](Self::join).
     pub fn join_again(
-        &self,
+        &mut self,
         config: &Config,
         end: Pin<&mut dyn Future<Output = ()>>,
         show: impl Fn(&str),
     ) -> Result<bool, Failure> {
         let Some(settings) = &config.settings.ring else { return Ok(true) };
         let mut waiting = Waiting::new(show);
-        let joined = self.runtime.block_on(async {
+        let Joined { runtime, documents, own, lease, .. } = self;
+        let joined = runtime.block_on(async {
+            let again = async {
+                // If the registry does not answer, the attempt to join waits for it.
+                _ = lease.renew(documents).await;
+                join(documents, own, lease, (settings, false), &mut waiting).await
+            };
             tokio::select! {
-                joined = join(&self.documents, &self.own, settings, false, &mut waiting) => {
-                    joined.map(|()| true)
-                }
+                joined = again => joined.map(|()| true),
                 () = end => Ok(false),
             }
         });
@@ -149,13 +158,16 @@ fn refused(key: &str, why: impl std::fmt::Display) -> ConfigError {
 async fn join(
     documents: &Documents,
     own: &Node,
-    settings: &RingSettings,
-    mut is_fresh: bool,
+    lease: &mut NodeLease,
+    (settings, mut is_fresh): (&RingSettings, bool),
     waiting: &mut Waiting<'_>,
 ) -> Result<(), ConfigError> {
     loop {
-        let failed = match step(documents, own, settings, is_fresh).await {
-            Ok(None) => return Ok(()),
+        let failed = match step(documents, own, lease, (settings, is_fresh)).await {
+            Ok(None) => {
+                lease.set_joined(documents.latest().borrow().as_deref());
+                return Ok(());
+            }
             Ok(Some(line)) => {
                 tracing::info!(node = own.name, "{line}");
                 is_fresh = false;
@@ -163,13 +175,21 @@ async fn join(
             }
             Err(JoinError::Documents(error)) => error,
             Err(JoinError::Twin(why)) => return Err(refused("ring.node", why)),
+            Err(JoinError::Silent(at)) => {
+                let why = format_args!("nothing answers at {at}, and the node is not struck off yet");
+                waiting.pause("the end of an earlier process of this node", why).await;
+                continue;
+            }
         };
         match failed {
-            DocumentsError::Registry(Error::Conflict { .. }) => {}
+            DocumentsError::Registry(Error::Conflict { .. } | Error::LeaseEnded) => {}
             DocumentsError::Registry(error @ (Error::Unavailable(_) | Error::OutcomeUnknown(_))) => {
                 waiting.pause("the registry of the ring's map", error).await;
             }
             DocumentsError::Registry(error) => return Err(refused("registry", error)),
+            error @ DocumentsError::Twin => {
+                return Err(refused("ring.node", format_args!("is {}; {error}", own.name)));
+            }
             error => return Err(refused("ring", error)),
         }
     }
@@ -179,6 +199,8 @@ enum JoinError {
     Documents(DocumentsError),
     /// Another process has the name of this node.
     Twin(String),
+    /// A process of this node may stand still at this address, and answer later for what the node owns.
+    Silent(String),
 }
 
 impl<E: Into<DocumentsError>> From<E> for JoinError {
@@ -192,30 +214,36 @@ impl<E: Into<DocumentsError>> From<E> for JoinError {
 async fn step(
     documents: &Documents,
     own: &Node,
-    settings: &RingSettings,
-    is_fresh: bool,
+    lease: &mut NodeLease,
+    (settings, is_fresh): (&RingSettings, bool),
 ) -> Result<Option<String>, JoinError> {
     let Some(before) = documents.find().await? else {
         let first = Map::first(documents.ring(), own.clone())?;
-        documents.write(None, &first).await?;
+        documents.write(None, &first, Guards::default()).await?;
         return Ok(Some(format!("ring {}: this is its first node, and owns all slots", documents.ring())));
     };
     let map = &before.map;
     let ring = map.ring();
     let Some(index) = map.find(&own.name) else {
         let after = map.join(own.clone())?;
-        documents.write(Some(&before), &after).await?;
+        documents.write(Some(&before), &after, Guards::default()).await?;
         let line = format!("ring {ring}: this node joins it, with weight {}; slots follow", own.weight);
         return Ok(Some(line));
     };
     let known = map.node(index);
     let is_elsewhere = (&known.ring, &known.address) != (&own.ring, &own.address);
+    let lease_ms = lease.duration_ms(known.lease_ms);
     if is_fresh || is_elsewhere {
         let (name, at) = (&own.name, &known.ring);
-        let twin = has_twin(settings, ring, name, at).await;
-        let found = match twin {
-            Ok(false) => None,
-            Ok(true) => Some(format!("a process of this name answers at {at} (this process: {})", own.ring)),
+        let may_answer = is_elsewhere
+            && lease.is_first()
+            && (before.alive.has(name) || known.warden.is_some() && map.slots_of(index).next().is_some());
+        let found = match find_twin(settings, ring, name, at).await {
+            Ok(Twin::Silent) if may_answer => return Err(JoinError::Silent(at.clone())),
+            Ok(Twin::None | Twin::Silent) => None,
+            Ok(Twin::Runs) => {
+                Some(format!("a process of this name answers at {at} (this process: {})", own.ring))
+            }
             Err(why) => Some(format!("something answers at {at} that may be a process of this name: {why}")),
         };
         if let Some(found) = found {
@@ -223,28 +251,41 @@ async fn step(
             return Err(JoinError::Twin(line));
         }
     }
-    if is_elsewhere {
-        let after = map.set_addresses(own)?;
-        documents.write(Some(&before), &after).await?;
-        return Ok(Some(format!("ring {ring}: this node is at {} instead of {}", own.ring, known.ring)));
+    if is_elsewhere || known.lease_ms != lease_ms {
+        let after = map.set_own(&Node { lease_ms, ..own.clone() })?;
+        documents.write(Some(&before), &after, Guards::default()).await?;
+        let (at, before_at, before_ms) = (&own.ring, &known.ring, known.lease_ms);
+        return Ok(Some(format!(
+            "ring {ring}: this node is at {at} (before: {before_at}), with leases of {lease_ms} ms (before: \
+             {before_ms})"
+        )));
     }
     if let Some(left) = map.moves().iter().find(|one| one.from == index || one.to == index) {
-        documents.write(Some(&before), &map.abort_move(left.id)?).await?;
+        documents.write(Some(&before), &map.abort_move(left.id)?, Guards::default()).await?;
         return Ok(Some(format!("ring {ring}: move {} of an earlier process is aborted", left.id)));
     }
-    Ok(None)
+    if lease.is_bound(&before.alive) {
+        return Ok(None);
+    }
+    match lease.take(documents).await? {
+        true => Ok(Some(format!("ring {ring}: this node has its lease"))),
+        false => Err(DocumentsError::Twin.into()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ring::documents::Documents;
+    use crate::ring::lease::Renewed;
     use blocker::Memory;
     use cached_memcached::settings::RingSecrets;
     use cached_registry::{Key, RegistryTable};
     use cached_ring::hello::{Frame, Greeting};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+
+    const MINUTE: Duration = Duration::from_secs(60);
 
     fn registry() -> Registry {
         let table: RegistryTable = toml::from_str("kind = \"store\"").expect("a table");
@@ -253,7 +294,7 @@ mod tests {
 
     fn node(name: &str, port: u16) -> Node {
         let (ring, address) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
-        Node { name: name.into(), ring, address, weight: 1, term: 0 }
+        Node { name: name.into(), ring, address, weight: 1, term: 0, lease_ms: 60_000, warden: None }
     }
 
     fn settings(own: &Node) -> RingSettings {
@@ -263,20 +304,26 @@ mod tests {
             map: Arc::new(Map::first("main", own.clone()).expect("a map")),
             secrets: RingSecrets::default(),
             tls: None,
-            peer_timeout: Duration::from_secs(60),
-            connect_timeout: Duration::from_secs(60),
+            peer_timeout: MINUTE,
+            connect_timeout: MINUTE,
             peer_lanes_max: 1,
+            has_leases: true,
         }
     }
 
     /// Makes all changes of a start. Returns how many lines it has logged, or the mistake.
     async fn started(documents: &Documents, own: &Node) -> Result<usize, String> {
+        started_with(documents, own, &mut NodeLease::new(&own.name, MINUTE, true)).await
+    }
+
+    async fn started_with(documents: &Documents, own: &Node, lease: &mut NodeLease) -> Result<usize, String> {
         let mut lines = 0;
         loop {
-            match step(documents, own, &settings(own), lines == 0).await {
+            match step(documents, own, lease, (&settings(own), lines == 0)).await {
                 Ok(None) => return Ok(lines),
                 Ok(Some(_)) => lines += 1,
                 Err(JoinError::Twin(line)) => return Err(line),
+                Err(JoinError::Silent(at)) => return Err(format!("silent: {at}")),
                 Err(JoinError::Documents(error)) => return Err(error.to_string()),
             }
         }
@@ -292,23 +339,74 @@ mod tests {
             let registry = registry();
             let (a, b) = (node("a", 21), node("b", 23));
             let ours = Documents::new("main", registry.clone());
-            assert_eq!(started(&ours, &a).await, Ok(1));
-            assert_eq!(started(&ours, &a).await, Ok(0), "a start changes nothing that is right");
+            assert_eq!(started(&ours, &a).await, Ok(2));
+            assert_eq!(
+                started(&ours, &a).await,
+                Ok(1),
+                "a start takes a lease, and changes nothing that is right"
+            );
             let theirs = Documents::new("main", registry.clone());
-            assert_eq!(started(&theirs, &b).await, Ok(1));
+            assert_eq!(started(&theirs, &b).await, Ok(2));
             let map = ours.read().await.expect("documents").map;
             assert_eq!((map.version(), map.counts()), (2, vec![16384, 0]));
             let slots = map.next_move("b", &|_| true).expect("a move").1;
             let begun = theirs.change(|map| map.begin_move("a", "b", slots.clone())).await.expect("a move");
             assert_eq!(begun.moves().len(), 1);
-            assert_eq!(started(&ours, &a).await, Ok(1));
+            assert_eq!(started(&ours, &a).await, Ok(2));
             assert!(ours.read().await.expect("documents").map.moves().is_empty());
             // Other rings of the registry are not seen.
             let other = Documents::new("other", registry.clone());
-            assert_eq!(started(&other, &node("a", 25)).await, Ok(1));
+            assert_eq!(started(&other, &node("a", 25)).await, Ok(2));
             let keys = registry.list("ring/main/").await.expect("documents").documents;
             let keys: Vec<&str> = keys.iter().map(|one| one.key.as_str()).collect();
-            assert_eq!(keys, ["ring/main/map", "ring/main/meta", "ring/main/nodes/a", "ring/main/nodes/b"]);
+            let alive = ["ring/main/alive/a", "ring/main/alive/b"];
+            assert_eq!(keys[..2], alive);
+            assert_eq!(
+                keys[2..],
+                ["ring/main/map", "ring/main/meta", "ring/main/nodes/a", "ring/main/nodes/b"]
+            );
+        });
+    }
+
+    #[test]
+    fn a_lease_is_the_nodes_and_counts_for_the_process_that_has_written_its_document() {
+        run(async {
+            let registry = registry();
+            let [ours, theirs] = [0, 1].map(|_| Documents::new("main", registry.clone()));
+            let own = node("a", 21);
+            let mut lease = NodeLease::new("a", MINUTE, true);
+            assert_eq!(started_with(&ours, &own, &mut lease).await, Ok(2));
+            lease.set_joined(None);
+            let id = ours.alive().borrow().get("a").expect("alive").1;
+            assert_eq!(lease.renew(&ours).await, Ok(Renewed::Own));
+            // A process that takes over goes on with it, whatever its own configuration says.
+            let mut next = NodeLease::new("a", 2 * MINUTE, false);
+            assert_eq!(started_with(&theirs, &own, &mut next).await, Ok(1));
+            next.set_joined(None);
+            let (written, same) = theirs.alive().borrow().get("a").expect("alive");
+            assert_eq!((same, next.renew(&theirs).await), (id, Ok(Renewed::Own)));
+            assert_eq!(lease.renew(&ours).await, Ok(Renewed::Shared));
+            // The take-over has failed.
+            ours.read().await.expect("documents");
+            assert_eq!(lease.take(&ours).await, Ok(true));
+            assert_eq!(lease.renew(&ours).await, Ok(Renewed::Own));
+            // What the other process has asked for is not done any more, nor is a living node struck off.
+            let before = ours.read().await.expect("documents");
+            let after = before.map.set_paused(true).expect("a map");
+            for guards in
+                [Guards { own: Some(("a", written)), lost: None }, Guards { own: None, lost: Some("a") }]
+            {
+                let refused = ours.write(Some(&before), &after, guards).await.expect_err("a guard");
+                assert!(matches!(refused, DocumentsError::Registry(Error::Conflict { .. })), "{refused}");
+            }
+            let failed = ours.change_without(Some("a"), |map, _| Ok(map.clone())).await.expect_err("alive");
+            assert!(failed.to_string().starts_with("node a holds its lease"), "{failed}");
+            // A process that starts when this one seems to have ended replaces its lease, and this one does
+            // not take it back.
+            assert_eq!(started(&theirs, &own).await, Ok(1));
+            assert_eq!(lease.renew(&ours).await, Ok(Renewed::No));
+            ours.read().await.expect("documents");
+            assert_eq!(lease.take(&ours).await, Ok(false));
         });
     }
 
@@ -341,7 +439,14 @@ mod tests {
                 )
             );
             twin.await.expect("the other process");
-            assert_eq!(started(&documents, &node("a", 23)).await, Ok(1));
+            // One that accepts a connection and says nothing may go on later.
+            let silent = TcpListener::bind(("127.0.0.1", port)).await.expect("the same port");
+            let next = node("a", 23);
+            let accept = async { drop(silent.accept().await) };
+            let ((), line) = tokio::join!(accept, started(&documents, &next));
+            assert_eq!(line, Err(format!("silent: 127.0.0.1:{port}")));
+            drop(silent);
+            assert_eq!(started(&documents, &node("a", 23)).await, Ok(2));
             let map = documents.read().await.expect("documents").map;
             assert_eq!((map.nodes()[0].ring.as_str(), map.version()), ("127.0.0.1:23", 2));
             let same =
@@ -360,7 +465,7 @@ mod tests {
             let before = ours.read().await.expect("documents");
             theirs.change(|map| map.join(node("b", 23))).await.expect("a change");
             let after = before.map.set_paused(true).expect("a map");
-            let stale = ours.write(Some(&before), &after).await.expect_err("stale");
+            let stale = ours.write(Some(&before), &after, Guards::default()).await.expect_err("stale");
             assert!(matches!(stale, DocumentsError::Registry(Error::Conflict { .. })), "{stale}");
             // One attempt meets the other's change, and the next one does not.
             let attempts = std::cell::Cell::new(0);

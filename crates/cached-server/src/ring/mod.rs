@@ -11,6 +11,7 @@
 //! | `documents` | the documents of a ring as a map, and changes of all of them by compare-and-set |
 //! | `join` | how a node becomes a part of the ring when its process starts |
 //! | `steward` | the tasks of the thread: the watch, aborted moves, requests of operators, the hand-over |
+//! | `lease` | this node's lease, and what it does when another node's has ended |
 //! | `moves` | the moves of slots to this node |
 //! | `control` | routes of the admin listener, and the hand-over to another process |
 //!
@@ -20,6 +21,7 @@
 mod control;
 mod documents;
 mod join;
+mod lease;
 mod moves;
 mod steward;
 

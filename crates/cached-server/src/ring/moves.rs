@@ -1,7 +1,7 @@
 //! Moves of slots to this node: as long as the weights give it slots of other nodes, it takes a part
 //! of them, with their items, and then the next part.
 
-use super::documents::{BackOff, DocumentsError};
+use super::documents::{BackOff, DocumentsError, Guards};
 use super::steward::Shared;
 use cached_memcached::{Copied, MoveStep};
 use cached_registry::Error;
@@ -51,8 +51,8 @@ impl Shared {
                 looking = None;
             }
             let is_done = match next {
-                Next::Abort(id) => self.moving(self.abort(id)).await,
-                Next::Move(from, slots) => self.moving(self.move_one(&from, slots)).await,
+                Next::Abort(id) => self.changing(self.abort(id)).await,
+                Next::Move(from, slots) => self.changing(self.move_one(&from, slots)).await,
                 Next::Look => {
                     let (since, is_told) = looking.get_or_insert((Instant::now(), false));
                     if !*is_told && since.elapsed() >= LOOK_TOLD {
@@ -77,14 +77,6 @@ impl Shared {
                 false => back_off.wait().await,
             }
         }
-    }
-
-    /// Runs a step that changes the documents, which the hand-over to another process awaits.
-    async fn moving(&self, step: impl Future<Output = bool>) -> bool {
-        self.is_moving.send_replace(true);
-        let is_done = step.await;
-        self.is_moving.send_replace(false);
-        is_done
     }
 
     fn next(&self, map: &Map) -> Next {
@@ -230,7 +222,7 @@ impl Shared {
                 let is_own = slots.iter().all(|slot| before.map.owner(slot) == own);
                 return (is_own && before.map.is_whole_since(begun)).then_some(before.map);
             };
-            match self.documents.write(Some(&before), &after).await {
+            match self.documents.write(Some(&before), &after, Guards::default()).await {
                 Ok(()) => return Some(after),
                 Err(DocumentsError::Registry(Error::Conflict { .. })) => {}
                 Err(DocumentsError::Registry(_)) => back_off.wait().await,

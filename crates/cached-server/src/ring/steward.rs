@@ -1,12 +1,14 @@
 //! The steward's thread: its tasks run until the server ends, or another process has taken over.
 
-use super::control::{Request, RingControl, failure};
+use super::control::{Change, Request, RingControl, failure};
 use super::documents::{BackOff, Documents, DocumentsError};
 use super::join::Joined;
 use cached_admin::AdminServer;
 use cached_memcached::LiveServer;
 use cached_process::{Drain, Exit, Failure};
-use cached_registry::{Error, Registry, RegistryTable};
+use cached_registry::{Error, Registry, RegistryTable, Revision};
+use cached_ring::Map;
+use std::cell::Cell;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -50,6 +52,9 @@ impl Steward {
         server: (LiveServer, Drain),
         admin: Option<&AdminServer>,
     ) -> Result<Steward, Failure> {
+        if let Some(own) = server.0.ring_lease() {
+            joined.lease.register(&own);
+        }
         let (control, requests) = RingControl::new(&joined.own.name);
         if let Some(admin) = admin {
             control.add_routes(admin.routes());
@@ -95,8 +100,13 @@ pub(super) struct Shared {
     pub(super) node: String,
     /// Whether no move may begin, because the node is handed over to another process.
     pub(super) is_held: watch::Sender<bool>,
-    /// Whether a move to this node is under way.
-    pub(super) is_moving: watch::Sender<bool>,
+    /// The number of changes of the documents that are under way, such as a move to this node.
+    changes: watch::Sender<usize>,
+    /// The revision of the document by which this node is alive, as this process has written it.
+    pub(super) written: Cell<Option<Revision>>,
+    /// Whether the processes of a hand-over share a number of the registry's disk, which only one of
+    /// them may use at a time.
+    shares_number: bool,
     hand_over_max: Duration,
 }
 
@@ -106,13 +116,15 @@ fn run(
     requests: mpsc::Receiver<Request>,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let Joined { runtime, table, store, documents, own, hand_over_max } = joined;
+    let Joined { runtime, table, store, documents, own, lease, hand_over_max } = joined;
     let shared = Shared {
         documents,
         live,
         node: own.name,
         is_held: watch::Sender::new(false),
-        is_moving: watch::Sender::new(false),
+        changes: watch::Sender::new(0),
+        written: Cell::new(None),
+        shares_number: matches!(table, RegistryTable::Disk(_)),
         hand_over_max,
     };
     let reopen = || Registry::open(&table, store.as_ref().map(|store| store.backend()));
@@ -125,6 +137,8 @@ fn run(
         shared.warn_of_no_weight();
         tokio::select! {
             () = shared.watch() => {}
+            () = shared.keep_lease(lease) => {}
+            () = shared.keep_wards() => {}
             () = shared.move_slots() => {}
             () = shared.abort_unfinished() => {}
             () = shared.serve(requests, &table, &reopen) => {}
@@ -159,8 +173,18 @@ impl Shared {
                     sleep_until(not_before).await;
                     events.outdated.notified().await;
                 };
+                // A lease that has ended is removed by whoever notices it.
+                let next = async {
+                    loop {
+                        self.wait_for_disk().await;
+                        tokio::select! {
+                            changes = watch.next() => return changes,
+                            () = self.wait_for_loan() => {}
+                        }
+                    }
+                };
                 tokio::select! {
-                    changes = watch.next() => match self.documents.note(changes) {
+                    changes = next => match self.documents.note(changes) {
                         Ok(_) => {}
                         // The next watch begins with the present state.
                         Err(Error::Compacted { .. }) => break,
@@ -190,8 +214,8 @@ impl Shared {
         if weight == Some(0) {
             tracing::warn!(
                 node = self.node,
-                "this node has weight 0 and is given no slots, because it was drained or struck off: `cachectl \
-                 cluster weight {} 1` gives it some",
+                "this node has weight 0 and is given no slots, because it was drained, or given up by `cluster fail`: \
+                 `cachectl cluster weight {} 1` gives it some",
                 self.node
             );
         }
@@ -239,7 +263,7 @@ impl Shared {
                 Request::Change(change, answer) => {
                     let changed = match *self.is_held.borrow() {
                         true => Err((503, "another process takes over this node; ask again".into())),
-                        false => self.documents.change(|map| change.of(map)).await.map_err(failure),
+                        false => self.change(&change).await.map_err(failure),
                     };
                     // Fails if the operator no longer waits.
                     let _ = answer.send(changed);
@@ -265,20 +289,60 @@ impl Shared {
         std::future::pending::<()>().await;
     }
 
+    /// Makes a change of an operator.
+    async fn change(&self, change: &Change) -> Result<Map, DocumentsError> {
+        let lost = match change {
+            Change::Fail { node } if self.live.is_reachable(node) => {
+                return Err(DocumentsError::Alive(node.clone()));
+            }
+            Change::Fail { node } => Some(node.as_str()),
+            _ => None,
+        };
+        self.documents.change_without(lost, |map, alive| change.of(map, alive)).await
+    }
+
     /// Ends moves to and from this node, and begins no other ones. From then on no slot becomes
     /// another node's, and this process does not change the documents.
     async fn hold(&self) -> Result<(), String> {
         self.is_held.send_replace(true);
         self.live.hold_moves(true);
         let until = Instant::now() + self.hand_over_max;
-        let mut moving = self.is_moving.subscribe();
-        let idle = timeout(self.hand_over_max, moving.wait_for(|is_moving| !is_moving)).await;
+        let mut changes = self.changes.subscribe();
+        let idle = timeout(self.hand_over_max, changes.wait_for(|count| *count == 0)).await;
         while self.live.sealed_slots() > 0 && Instant::now() < until {
             sleep(LOOK).await;
         }
         match idle.is_ok() && self.live.sealed_slots() == 0 {
             true => Ok(()),
-            false => Err("a move of slots has not ended, because the registry does not answer".into()),
+            false => {
+                Err("a move of slots, or another change, has not ended, because the registry does not answer"
+                    .into())
+            }
+        }
+    }
+
+    /// Runs a step that may change the documents, which the hand-over to another process awaits.
+    pub(super) async fn changing<T>(&self, step: impl Future<Output = T>) -> T {
+        self.changes.send_modify(|count| *count += 1);
+        let result = step.await;
+        self.changes.send_modify(|count| *count -= 1);
+        result
+    }
+
+    /// Waits until another process may use this node's number of the registry's disk.
+    async fn wait_for_loan(&self) {
+        match self.shares_number {
+            // Fails only if the steward ends.
+            true => _ = self.is_held.subscribe().wait_for(|is_held| *is_held).await,
+            false => std::future::pending().await,
+        }
+    }
+
+    /// Waits while another process uses this node's number of the registry's disk.
+    pub(super) async fn wait_for_disk(&self) {
+        if self.shares_number {
+            // Fails only if the steward ends.
+            let _ = self.is_held.subscribe().wait_for(|is_held| !is_held).await;
         }
     }
 

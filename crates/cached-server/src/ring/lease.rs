@@ -1,0 +1,373 @@
+//! The lease of this node, by which it answers for its slots, and what it does as the warden of other
+//! nodes: it strikes those off that have gone.
+//!
+//! ```text
+//!  renewed ─► alive/NODE is bound to the lease ─────────────────────────────────────────► valid
+//!  new, or after a lapse ─► alive/NODE is bound to it ─► the map is read ─► in force ──────┘
+//! ```
+//! [`RingLease`] decides until when the lease is valid, and who may be struck off at which time. Here is
+//! what needs the registry.
+
+use super::documents::{Alive, BackOff, Documents, DocumentsError, Guards};
+use super::steward::Shared;
+use cached_memcached::RingLease;
+use cached_registry::{Error, Lease, Revision};
+use cached_ring::{Map, Strike};
+use std::time::{Duration, Instant};
+use tokio::time::{sleep, timeout};
+
+/// The number of times that a lease is renewed within its duration.
+const RENEWALS: u32 = 5;
+
+/// The part of a lease's duration that an attempt to renew it may take.
+const ATTEMPTS: u32 = 3;
+
+/// The interval at which a node looks whether the map that it has read is in force.
+const MAP_LOOK: Duration = Duration::from_millis(2);
+
+/// The longest time between two looks at the other nodes' leases.
+const LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// What is known of other processes of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Others {
+    /// None runs: a lease that is held for the node is that of a process that has ended.
+    None,
+    /// This process takes over from another one, and goes on with its lease, which is the node's: only
+    /// one of them serves.
+    Precedes,
+    /// A lease that is held for the node, and is not this process's, is that of a second process.
+    Second,
+}
+
+/// The lease that this node holds in the registry.
+#[derive(Debug)]
+pub(super) struct NodeLease {
+    node: String,
+    duration: Duration,
+    held: Option<Lease>,
+    /// The revision of the node's document that this process has written.
+    written: Revision,
+    /// The time before the registry was asked to grant or renew it.
+    sent: u64,
+    others: Others,
+    /// The node's term in the map that was read last.
+    term: u64,
+}
+
+/// Whose lease is held for a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renewed {
+    /// This process's: the node's document is bound to it.
+    Own,
+    /// The node's: another process, which takes over or has failed to, has written the node's document,
+    /// and goes on with the same lease.
+    Shared,
+    /// None, or another one.
+    No,
+}
+
+impl NodeLease {
+    /// Returns the lease of the node `node`, which is not held yet, in a start that is not a take-over if
+    /// it `is_fresh`.
+    pub(super) fn new(node: &str, duration: Duration, is_fresh: bool) -> NodeLease {
+        let others = if is_fresh { Others::None } else { Others::Precedes };
+        let (held, written) = (None, Revision::default());
+        NodeLease { node: node.to_owned(), duration, held, written, sent: 0, others, term: 0 }
+    }
+
+    /// Returns whether this process had bound the node's document to the lease when the documents were
+    /// read.
+    pub(super) fn is_bound(&self, alive: &Alive) -> bool {
+        let held = self.held.as_ref().map(|held| held.id);
+        held.is_some() && alive.get(&self.node) == Some((self.written, held))
+    }
+
+    /// Renews the lease.
+    pub(super) async fn renew(&mut self, documents: &Documents) -> Result<Renewed, Error> {
+        let Some(held) = &self.held else { return Ok(Renewed::No) };
+        let sent = RingLease::now();
+        let Some((renewed, revision)) = documents.renew(&self.node, held).await? else {
+            self.held = None;
+            return Ok(Renewed::No);
+        };
+        (self.held, self.sent) = (Some(renewed), sent);
+        Ok(if revision == self.written { Renewed::Own } else { Renewed::Shared })
+    }
+
+    /// Takes a lease, and binds the node's document to it; the documents have just been read. Returns
+    /// false if a second process of this node holds one. The map must be read afterwards, because the
+    /// node may have been struck off before.
+    pub(super) async fn take(&mut self, documents: &Documents) -> Result<bool, Error> {
+        let known = documents.alive().borrow().get(&self.node).and_then(|(_, lease)| lease);
+        let is_shared = known.is_some_and(|id| self.held.as_ref().is_some_and(|held| held.id == id));
+        if let (Some(id), Others::Precedes) = (known, self.others) {
+            self.held = Some(Lease { id, duration: self.duration, until: Default::default() });
+            if self.renew(documents).await? == Renewed::No {
+                // It has just ended.
+                return Err(Error::LeaseEnded);
+            }
+        } else if known.is_some() && !is_shared && self.others == Others::Second {
+            return Ok(false);
+        } else if !is_shared {
+            let sent = RingLease::now();
+            (self.held, self.sent) = (Some(documents.grant(self.duration).await?), sent);
+        }
+        if let Some(held) = &self.held {
+            self.written = documents.bind(&self.node, held).await?;
+        }
+        Ok(true)
+    }
+
+    /// Returns the duration of the lease, in milliseconds. A process that takes over keeps to that of the
+    /// lease with which it goes on, `known_ms`; 0 is none.
+    pub(super) fn duration_ms(&mut self, known_ms: u32) -> u32 {
+        if self.others == Others::Precedes && known_ms > 0 {
+            self.duration = Duration::from_millis(known_ms.into());
+        }
+        self.duration.as_millis() as u32
+    }
+
+    /// Returns whether this process takes over from no other, and has not joined yet.
+    pub(super) fn is_first(&self) -> bool {
+        self.others == Others::None
+    }
+
+    /// Says that this process has joined the ring, with this map.
+    pub(super) fn set_joined(&mut self, map: Option<&Map>) {
+        self.others = Others::Second;
+        self.term = map.map_or(0, |map| self.term_in(map));
+    }
+
+    fn term_in(&self, map: &Map) -> u64 {
+        map.find(&self.node).map_or(0, |own| map.node(own).term)
+    }
+
+    /// Says that a map is in force that was read since the node's document is bound to the lease.
+    pub(super) fn register(&self, own: &RingLease) {
+        own.registered(self.sent);
+    }
+
+    /// Notes a map that was read. Returns whether the node was struck off since the one before.
+    fn is_struck(&mut self, map: &Map) -> bool {
+        let term = self.term_in(map);
+        let before = std::mem::replace(&mut self.term, term);
+        ![0, term].contains(&before)
+    }
+}
+
+/// What was logged of the lease.
+struct Told {
+    is_valid: bool,
+    renewed: Instant,
+    is_away: bool,
+}
+
+impl Shared {
+    /// Keeps this node's lease.
+    pub(super) async fn keep_lease(&self, mut lease: NodeLease) {
+        let Some(own) = self.live.ring_lease() else { return std::future::pending().await };
+        self.written.set(Some(lease.written));
+        let mut told = Told { is_valid: own.is_valid(), renewed: Instant::now(), is_away: false };
+        let mut back_off = BackOff::short();
+        loop {
+            self.wait_for_disk().await;
+            self.tell(&own, &mut told, None);
+            let renewing = timeout(lease.duration / ATTEMPTS, self.renew(&mut lease, &own));
+            match self.changing(renewing).await {
+                Ok(Ok(())) => {
+                    (told.renewed, told.is_away) = (Instant::now(), false);
+                    self.tell(&own, &mut told, None);
+                    back_off.reset();
+                    sleep(lease.duration / RENEWALS).await;
+                }
+                failed => {
+                    let cause = match failed {
+                        Ok(Err(error)) => error.to_string(),
+                        _ => "the registry does not answer in time".to_owned(),
+                    };
+                    self.tell(&own, &mut told, Some((&cause, lease.duration)));
+                    back_off.wait().await;
+                }
+            }
+        }
+    }
+
+    /// Renews the lease, or takes another one.
+    async fn renew(&self, lease: &mut NodeLease, own: &RingLease) -> Result<(), DocumentsError> {
+        let renewed = lease.renew(&self.documents).await?;
+        if renewed == Renewed::No {
+            own.lost();
+        }
+        if renewed == Renewed::Own && own.is_valid() || renewed == Renewed::Shared && *self.is_held.borrow() {
+            own.renewed(lease.sent);
+            self.written.set(Some(lease.written));
+            return Ok(());
+        }
+        if renewed != Renewed::Own {
+            self.documents.find().await?;
+            if !lease.take(&self.documents).await? {
+                return Err(DocumentsError::Twin);
+            }
+        }
+        // The node may have been struck off in the meantime.
+        let read = self.documents.read().await?;
+        if !lease.is_bound(&read.alive) {
+            return Err(DocumentsError::Twin);
+        }
+        if lease.is_struck(&read.map) {
+            tracing::warn!(
+                node = self.node,
+                version = read.map.version(),
+                "this node was struck off while its lease had ended: it starts with no items, and is given slots anew"
+            );
+        }
+        while self.live.map_version() < read.map.version() {
+            sleep(MAP_LOOK).await;
+        }
+        self.written.set(Some(lease.written));
+        lease.register(own);
+        Ok(())
+    }
+
+    /// Returns what a change as a warden, or of the own warden, requires: that no other process of this
+    /// node has its lease.
+    fn guards<'a>(&'a self, lost: Option<&'a str>) -> Option<Guards<'a>> {
+        Some(Guards { lost, own: Some((&self.node, self.written.get()?)) })
+    }
+
+    /// Logs a lapse of the lease and its end, and that promises alone hold the node, once each. `failed`
+    /// is the reason why the lease was not renewed, and its duration.
+    fn tell(&self, own: &RingLease, told: &mut Told, failed: Option<(&str, Duration)>) {
+        let is_valid = own.is_valid();
+        let cause = failed.map_or("this process stood still", |(cause, _)| cause);
+        match (std::mem::replace(&mut told.is_valid, is_valid), is_valid) {
+            (true, false) => {
+                own.count_lapse();
+                tracing::error!(
+                    cause,
+                    "the lease of this node has lapsed: until it is renewed, requests for its slots wait"
+                );
+            }
+            (false, true) => tracing::info!("this node has its lease, and answers for its slots"),
+            _ => {}
+        }
+        if let Some((cause, duration)) = failed
+            && is_valid
+            && told.renewed.elapsed() > duration
+            && !std::mem::replace(&mut told.is_away, true)
+        {
+            tracing::warn!(
+                cause,
+                "the registry has not renewed the lease of this node: another node's promises hold it"
+            );
+        }
+    }
+
+    /// Keeps this node's warden, and strikes off nodes whose warden it is.
+    pub(super) async fn keep_wards(&self) {
+        let Some(own) = self.live.ring_lease() else { return std::future::pending().await };
+        let (mut latest, mut alive) = (self.documents.latest(), self.documents.alive());
+        let mut held = self.is_held.subscribe();
+        let mut back_off = BackOff::short();
+        loop {
+            latest.mark_unchanged();
+            alive.mark_unchanged();
+            let is_held = *held.borrow_and_update();
+            // While another process takes over this node, this one changes nothing.
+            let tended = if is_held { Ok(()) } else { self.changing(self.tend(&own)).await };
+            if let Err(error) = tended {
+                tracing::debug!(cause = %error, "a change of a warden, or a strike, was not made");
+                back_off.wait().await;
+                continue;
+            }
+            back_off.reset();
+            let due = own.due_within().filter(|_| !is_held);
+            tokio::select! {
+                _ = latest.changed() => {}
+                _ = alive.changed() => {}
+                _ = held.changed() => {}
+                () = sleep(due.unwrap_or(LOOK_MAX).min(LOOK_MAX)) => {}
+            }
+        }
+    }
+
+    /// Makes one change, if one is due.
+    async fn tend(&self, own: &RingLease) -> Result<(), DocumentsError> {
+        let (latest, alive) = (self.documents.latest(), self.documents.alive());
+        let (map, alive) = (latest.borrow().clone(), alive.borrow().clone());
+        if let Some(map) = map
+            && wanted_warden(&map, &alive, &self.node).is_some()
+        {
+            return self.set_warden(own).await;
+        }
+        match own.begin_strike() {
+            Some(strike) => self.strike(own, &strike).await,
+            None if own.has_open_attempt() => self.raise_version().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a change that only raises the version: after it, no earlier attempt can be made any more.
+    async fn raise_version(&self) -> Result<(), DocumentsError> {
+        let before = self.documents.read().await?;
+        let Some(guards) = self.guards(None) else { return Ok(()) };
+        let after = before.map.set_paused(before.map.is_paused())?;
+        self.documents.write(Some(&before), &after, guards).await
+    }
+
+    /// Gives this node another warden.
+    async fn set_warden(&self, own: &RingLease) -> Result<(), DocumentsError> {
+        let before = self.documents.read().await?;
+        let Some(warden) = wanted_warden(&before.map, &before.alive, &self.node) else { return Ok(()) };
+        let Some(guards) = self.guards(None) else { return Ok(()) };
+        let after = before.map.set_warden(&self.node, Some(warden))?;
+        own.begin_change(before.map.version());
+        let written = self.documents.write(Some(&before), &after, guards).await;
+        match &written {
+            Ok(()) => tracing::debug!(warden, version = after.version(), "this node has another warden"),
+            Err(error) if !error.is_unknown() => own.change_refused(),
+            Err(_) => {}
+        }
+        written
+    }
+
+    /// Strikes off a node that has gone.
+    async fn strike(&self, own: &RingLease, strike: &Strike) -> Result<(), DocumentsError> {
+        let struck = self.try_strike(strike).await;
+        match &struck {
+            Ok(Some(after)) => {
+                own.count_strike();
+                let (node, version) = (&strike.ward, after.version());
+                tracing::warn!(
+                    node,
+                    version,
+                    "a node is struck off, whose lease has ended: its slots are given to the others, without its items"
+                );
+            }
+            Err(error) if error.is_unknown() => {}
+            Ok(None) | Err(_) => own.strike_refused(strike),
+        }
+        struck.map(drop)
+    }
+
+    /// Returns the map in which a node is struck off; `None` if there is another map by now, or the node
+    /// has its lease.
+    async fn try_strike(&self, Strike { ward, version }: &Strike) -> Result<Option<Map>, DocumentsError> {
+        let before = self.documents.read().await?;
+        let guards =
+            self.guards(Some(ward)).filter(|_| before.map.version() == *version && !before.alive.has(ward));
+        let Some(guards) = guards else { return Ok(None) };
+        let after = before.map.strike(ward, &self.node, &|node| before.alive.has(node))?;
+        self.documents.write(Some(&before), &after, guards).await?;
+        Ok(Some(after))
+    }
+}
+
+/// Returns the name of the node that is to be the warden of `node` instead of the present one.
+fn wanted_warden<'a>(map: &'a Map, alive: &Alive, node: &str) -> Option<&'a str> {
+    let own = map.node(map.find(node)?);
+    // Without its lease this node could be struck off in the meantime.
+    let wanted = map.warden_for(node, &|node| alive.has(node)).filter(|_| alive.has(node))?;
+    (own.warden.as_ref().map(|of| of.warden.as_str()) != Some(wanted)).then_some(wanted)
+}
