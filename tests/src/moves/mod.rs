@@ -167,7 +167,10 @@ impl Cluster {
         let memory = self.options.has_memory.then(memory_directory);
         let file = memory.as_ref().map(|dir| format!("-e {}", dir.path().join("memory").display()));
         let args = format!("{} {}", self.options.args, file.unwrap_or_default());
-        let host = admin.ip();
+        let host = match &self.by {
+            By::Network(_, network) => network.address(By::host(number)),
+            By::Disk | By::Etcd(..) => Ipv4Addr::LOCALHOST.into(),
+        };
         let process = self.by.at(number, || Upgradable::start_at(host, &args, &configuration));
         self.nodes.push(Node { name: name.into(), process, relay, ring, admin, _memory: memory });
     }

@@ -31,6 +31,8 @@ pub struct Registers {
     addresses: Vec<Mutex<Option<SocketAddr>>>,
     /// For keys without and with the prefix: the number of begun and of ended flushes.
     flushes: [AtomicU64; 2],
+    /// Held during a flush: the numbers tell whether one is under way.
+    flushing: Mutex<()>,
     is_strict: AtomicBool,
     is_patient: AtomicBool,
     pub(super) is_over: AtomicBool,
@@ -135,6 +137,7 @@ impl Registers {
             all: (0..count).map(register).collect(),
             addresses: (0..nodes).map(|_| Mutex::default()).collect(),
             flushes: Default::default(),
+            flushing: Mutex::default(),
             is_strict: AtomicBool::new(true),
             is_patient: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -332,6 +335,7 @@ impl Registers {
     /// Calls `flush`, which removes the keys with the prefix, or `all`, and returns whether this was
     /// acknowledged. Afterwards nothing from before may be found.
     pub fn flush(&self, all: bool, flush: impl FnOnce() -> bool) {
+        let _one = lock(&self.flushing);
         let of = |register: &&Register| all || register.is_flushed;
         // After an earlier flush, the floor is already above all changes.
         let last = |register: &Register| {

@@ -20,6 +20,7 @@ mod doctor;
 mod election;
 mod election_journal;
 mod entry;
+mod failover;
 mod failure;
 mod insight;
 mod journal_disk;

@@ -247,6 +247,7 @@ fn a_read_does_not_overtake_the_parts_of_a_value() {
     }
     let fleet = Fleet::start(&["a", "b"], &HALVES, PATIENT);
     let key = &keys_in(0..=8191, "key", 1)[0];
+    let peers = &keys_in(8192..=16383, "peers", 1)[0];
     let stat = |name: &str| fleet.stat(0, name).parse::<u64>().expect("a number");
     let reaches = |name: &str, count| wait_for(name, || (stat(name) >= count).then_some(()));
     // For `a` its owner is `b`, for `b` it is `a`.
@@ -254,11 +255,13 @@ fn a_read_does_not_overtake_the_parts_of_a_value() {
     fleet.nodes[0].signal(libc::SIGHUP);
     reaches("map_version", 2);
     let refused = stat("b:not_mine");
+    // Before its first reply from another node, a connection awaits one at a time.
+    let mut conn = fleet.connect(0);
+    conn.ask(format!("get {peers}\r\n").as_bytes(), b"END\r\n");
     // Both are on their way when the first of them is refused.
     fleet.nodes[1].signal(libc::SIGSTOP);
     wait_until_stopped(fleet.nodes[1].pid);
     let value = "v".repeat(200_000);
-    let mut conn = fleet.connect(0);
     conn.send(format!("set {key} 0 0 {}\r\n{value}\r\nget {key}\r\n", value.len()).as_bytes());
     reaches("b:in_flight", 2);
     fleet.nodes[1].signal(libc::SIGCONT);

@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=100))]
     changes: u32,
     /// The number of times that slots move there and back
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
     /// The number of nodes to which the slots of one node are given
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(2..=8))]
@@ -85,7 +85,13 @@ fn move_alone(arguments: &Arguments) {
         || cluster.nodes.iter().map(|node| process_cpu_ticks(node.process.pid)).sum::<u64>() as f64 / 100.0;
     let before = cpu();
     for _ in 0..arguments.rounds {
-        [("b", "1"), ("a", "0"), ("a", "1"), ("b", "0")].map(|(name, weight)| weigh(name, weight));
+        for (name, weight) in [("b", "1"), ("a", "0"), ("a", "1"), ("b", "0")] {
+            cluster.order(0, &["weight", name, weight]);
+            // Few looks at the nodes, which cost CPU time as well.
+            while cluster.unsettled().is_some() {
+                std::thread::sleep(LOOK);
+            }
+        }
     }
     let secs = cpu() - before;
     let [items, bytes] = ["items", "bytes"].map(|what| moved(&cluster, what));

@@ -81,7 +81,7 @@ fn slots_move_between_nodes_with_certificates_and_to_no_others() {
             wait_for_line(cluster, own, &["no connection to node a", theirs]);
             wait_for_line(cluster, 0, &["is not served", ours]);
             assert_eq!(slots_of(cluster, name), 0);
-            cluster.order(0, &["fail", name, "--yes"]);
+            cluster.order(0, &["drain", name]);
             cluster.kill(own);
         };
         let authority = "the TLS handshake has failed: invalid peer certificate";

@@ -5,6 +5,8 @@
 
 use super::rounds::{NAMES, number};
 use super::{failures, is_cached};
+use crate::failover::wait_until_replaced;
+use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::Registers;
@@ -20,10 +22,10 @@ use std::time::{Duration, Instant};
 const KEYS: usize = 3_000;
 const LARGE: usize = 400_000;
 const ARGS: &str = "-m 32 -t 2";
-const RING: &str = "peer_timeout_ms = 1000";
+const RING: &str = "peer_timeout_ms = 1000\nlease_secs = 2";
 /// The weight of the node that gets more than half of the slots in a round; others have at most 1.
 const HEAVY: u32 = 9;
-/// The longest time for which a fault lasts.
+/// The longest time for which a fault lasts: three leases.
 const FAULT_MAX: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +83,10 @@ impl Kind {
         }
     }
 
+    fn is_flush(self) -> bool {
+        matches!(self, Kind::FlushAll | Kind::FlushPrefix)
+    }
+
     /// Whether a process ends, so that its clients do not learn what became of their requests.
     fn ends_process(self) -> bool {
         matches!(self, Kind::Kill | Kind::Upgrade)
@@ -121,8 +127,8 @@ impl Fault {
         }
     }
 
-    /// Begins the fault; a flush is asked for at the node `free`.
-    fn begin(&mut self, cluster: &mut Cluster, registers: &Registers, free: usize) {
+    /// Begins the fault, unless it is a flush.
+    fn begin(&mut self, cluster: &mut Cluster, registers: &Registers) {
         let process = &mut cluster.nodes[self.node].process;
         let By::Network(etcd, network) = &mut cluster.by else { panic!("no network") };
         match self.kind {
@@ -132,10 +138,6 @@ impl Fault {
             }
             Kind::Pause => process.signal(libc::SIGSTOP),
             Kind::Upgrade => self.upgrade = Some(process.begin_upgrade()),
-            Kind::FlushAll => registers.flush(true, || cluster.say(free, "flush_all").starts_with("OK")),
-            Kind::FlushPrefix => {
-                registers.flush(false, || cluster.say(free, "flush_prefix flushed/").starts_with("OK"));
-            }
             Kind::RegistryPauses => etcd.signal(libc::SIGSTOP),
             Kind::RegistryIsKilled => etcd.kill(),
             _ => self.cuts().into_iter().for_each(|(from, to)| network.cut(from, to)),
@@ -181,34 +183,39 @@ struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Lets more than half of the slots move: to another node, which may join only now.
+    /// Lets more than half of the slots move to another node, which may join only now.
     fn begin_moves(&mut self, random: &mut SmallRng) -> String {
-        let joins = random.random_ratio(1, 4);
         let others: Vec<usize> = (0..NAMES.len()).filter(|node| *node != self.heavy).collect();
-        let heavy = *others.choose(random).expect("a node");
-        let mut weights: Vec<u32> = NAMES.iter().map(|_| random.random_range(0..2)).collect();
-        weights[heavy] = HEAVY;
-        let joining = self.heavy;
+        let (before, heavy) = (self.heavy, *others.choose(random).expect("a node"));
+        let joins = random.random_ratio(1, 4);
         if joins {
-            self.cluster.leave(heavy, joining);
-            self.cluster.tell(self.registers);
-            self.cluster.restart(joining);
+            // Its clients have left it when it ends.
+            self.registers.tell(heavy, None);
+            self.registers.more(50, "clients leave a node");
+            self.cluster.leave(before, heavy);
+            self.cluster.restart(heavy);
             self.cluster.tell(self.registers);
         }
-        for (node, weight) in weights.iter().enumerate().filter(|(node, _)| !joins || *node != joining) {
-            self.cluster.order(heavy, &["weight", NAMES[node], &weight.to_string()]);
+        let mut weights: Vec<u32> = NAMES.iter().map(|_| random.random_range(0..2)).collect();
+        weights[heavy] = HEAVY;
+        let weight = HEAVY.to_string();
+        let order = ["weight", NAMES[heavy], &weight];
+        wait_for("the join of a node", || (self.cluster.command(before, &order).0 == 0).then_some(()));
+        for (node, weight) in weights.iter().enumerate() {
+            self.cluster.order(before, &["weight", NAMES[node], &weight.to_string()]);
         }
         self.heavy = heavy;
         format!(
             "weights {weights:?}{}",
-            if joins { format!(", {} joins", NAMES[joining]) } else { String::new() }
+            if joins { format!(", {} joins", NAMES[heavy]) } else { String::new() }
         )
     }
 
     /// Plays a round: faults while slots move, until all is as it should be.
     fn play(&mut self, round: u64, mut faults: Vec<Fault>, random: &mut SmallRng) {
         let kinds: Vec<Kind> = faults.iter().map(|fault| fault.kind).collect();
-        let free = (0..NAMES.len()).find(|node| faults.iter().all(|fault| fault.node != *node));
+        let free: Vec<usize> =
+            (0..NAMES.len()).filter(|node| faults.iter().all(|fault| fault.node != *node)).collect();
         let is_late =
             kinds.iter().any(|kind| kind.ends_process()) && kinds.iter().any(|kind| kind.delays_requests());
         self.registers.be_patient(is_late);
@@ -216,16 +223,28 @@ impl Rounds<'_> {
         let moves = self.begin_moves(random);
         let described: Vec<String> = faults.iter().map(Fault::describe).collect();
         let context = format!("round {round}: {described:?}, {moves}");
-        let short = random.random_bool(0.5);
-        for fault in &mut faults {
-            std::thread::sleep(Duration::from_millis(random.random_range(0..300)));
-            fault.begin(&mut self.cluster, self.registers, free.expect("a node without a fault"));
-        }
-        let longest = if short { FAULT_MAX / 6 } else { FAULT_MAX };
-        std::thread::sleep(longest.mul_f64(random.random::<f64>()));
-        let begun = Instant::now();
-        faults.sort_by_key(|fault| fault.kind.ends_process());
-        faults.iter_mut().for_each(|fault| fault.end(&mut self.cluster));
+        let (registers, is_short) = (self.registers, random.random_bool(0.5));
+        let begun = std::thread::scope(|scope| {
+            for fault in &mut faults {
+                std::thread::sleep(Duration::from_millis(random.random_range(0..300)));
+                if fault.kind.is_flush() {
+                    let (kind, mut conn) = (fault.kind, self.cluster.nodes[free[0]].process.connect());
+                    // It may wait until another fault has ended.
+                    scope.spawn(move || flush(registers, kind, &mut conn));
+                } else {
+                    fault.begin(&mut self.cluster, registers);
+                }
+            }
+            let longest = if is_short { FAULT_MAX / 6 } else { FAULT_MAX };
+            std::thread::sleep(longest.mul_f64(random.random::<f64>()));
+            if !is_short && kinds == [Kind::Kill] {
+                wait_until_replaced(&self.cluster, NAMES[faults[0].node], &free);
+            }
+            let begun = Instant::now();
+            faults.sort_by_key(|fault| fault.kind.ends_process());
+            faults.iter_mut().for_each(|fault| fault.end(&mut self.cluster));
+            begun
+        });
         self.cluster.tell(self.registers);
         self.cluster.wait_until_connected();
         self.cluster.settle(&context);
@@ -247,6 +266,16 @@ impl Rounds<'_> {
         let of = self.played.entry(kinds).or_default();
         *of = (of.0 + 1, of.1.max(healed));
     }
+}
+
+/// Flushes all keys or those with the prefix, by a connection to a node.
+fn flush(registers: &Registers, kind: Kind, conn: &mut Conn) {
+    let all = kind == Kind::FlushAll;
+    registers.flush(all, || {
+        let line = if all { "flush_all\r\n" } else { "flush_prefix flushed/\r\n" };
+        conn.send(line.as_bytes());
+        conn.read_line().starts_with(b"OK")
+    });
 }
 
 /// Draws no fault, one, or two of different nodes.
@@ -299,7 +328,7 @@ fn links_are_cut_while_slots_move() {
     }
     let (seed, count) = (number("CACHED_MOVES_SEED", 1), number("CACHED_MOVES_ROUNDS", 150));
     let registers = Registers::new(KEYS, NAMES.len(), LARGE);
-    let options = Options { args: ARGS, ring: RING, ..Options::default() };
+    let options = Options { args: ARGS, ring: RING, has_memory: true, ..Options::default() };
     let cluster = Cluster::start(&NAMES, by, options);
     cluster.settle("the start");
     cluster.wait_until_connected();

@@ -58,6 +58,8 @@ fn weights_pauses_and_removals() {
         &["remove", "d"],
         &["remove", "c"],
         &["fail", "d", "--yes"],
+        &["fail", "c", "--yes"],
+        &["fail", "c"],
         &["move", "1", "d"],
         &["move", "0-9999", "a"],
         &["move", "--cancel", "1"],
@@ -117,7 +119,7 @@ fn strangers_get_no_slots() {
         }
         registers.more(100, "strangers");
         assert_eq!(slots_of(cluster, "c"), 0);
-        cluster.order(0, &["fail", "c", "--yes"]);
+        cluster.order(0, &["drain", "c"]);
         cluster.kill(2);
     });
     cluster.end();

@@ -3,6 +3,7 @@
 //! `CACHED_MOVES_ROUNDS` is their number (default: 150), `CACHED_MOVES_SEED` the seed.
 
 use super::{failures, is_cached};
+use cached_tests::daemon::wait_for;
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::Registers;
 use cached_tests::moves::{By, Cluster, Options};
@@ -19,7 +20,7 @@ pub(super) const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 enum Fault {
     None,
     Kill,
-    KillAndFail,
+    KillAndStrike,
     Stop,
     Break,
     Upgrade,
@@ -31,7 +32,7 @@ enum Fault {
 const FAULTS: [Fault; 9] = [
     Fault::None,
     Fault::Kill,
-    Fault::KillAndFail,
+    Fault::KillAndStrike,
     Fault::Stop,
     Fault::Break,
     Fault::Upgrade,
@@ -45,7 +46,7 @@ impl Fault {
     /// large values fail.
     fn costs(self) -> [bool; 2] {
         match self {
-            Fault::Kill | Fault::KillAndFail | Fault::Stop => [true, true],
+            Fault::Kill | Fault::KillAndStrike | Fault::Stop => [true, true],
             Fault::Upgrade => [false, true],
             _ => [false, false],
         }
@@ -74,14 +75,18 @@ fn inflict(fault: Fault, cluster: &mut Cluster, registers: &Registers, random: &
     let delay = Duration::from_millis(random.random_range(0..150));
     match fault {
         Fault::None => {}
-        Fault::Kill | Fault::KillAndFail => {
+        Fault::Kill | Fault::KillAndStrike => {
             std::thread::sleep(delay);
             cluster.kill(one);
             cluster.tell(registers);
             registers.more(20, "a node is away");
-            if fault == Fault::KillAndFail {
-                cluster.order(other, &["fail", NAMES[one], "--yes"]);
-                registers.more(20, "a node has failed");
+            if fault == Fault::KillAndStrike {
+                wait_for("a node is struck off", || {
+                    let report = cluster.report(other);
+                    let of = report["nodes"].as_array()?.iter().find(|of| of["node"] == NAMES[one])?;
+                    (of["slots"] == 0).then_some(())
+                });
+                registers.more(20, "a node is struck off");
             }
             cluster.restart(one);
             cluster.tell(registers);
@@ -141,10 +146,6 @@ fn rounds(by: By, options: Options, rounds: u64) {
             let (begun, before) = (Instant::now(), failures(&registers));
             inflict(fault, &mut cluster, &registers, &mut random);
             cluster.wait_until_connected();
-            if fault == Fault::KillAndFail {
-                // A node that has failed owns nothing until the operator gives it a weight.
-                reweigh(&cluster, &mut random);
-            }
             cluster.settle(&context);
             cluster.nodes.iter().filter_map(|node| node.relay.as_ref()).for_each(Relay::disarm);
             registers.more(100, &context);
@@ -171,7 +172,12 @@ fn rounds(by: By, options: Options, rounds: u64) {
 }
 
 fn options(has_memory: bool) -> Options {
-    Options { args: "-m 64 -t 2", ring: "peer_timeout_ms = 3000", has_memory, is_relayed: true }
+    Options {
+        args: "-m 64 -t 2",
+        ring: "peer_timeout_ms = 3000\nlease_secs = 4",
+        has_memory,
+        is_relayed: true,
+    }
 }
 
 #[test]
