@@ -46,7 +46,7 @@ pub(crate) fn text_target<'a>(request: &Request<'a>, buffer: &'a mut KeyBuffer) 
             }
             _ => Target::Alone,
         },
-        Request::Stats(tokens) if tokens.len() == 2 && tokens.get(1) == Some(b"cluster") => Target::Sums,
+        Request::Stats(tokens) if tokens.get(1) == Some(b"cluster") => Target::Sums,
         Request::MetaNoop | Request::Version | Request::Verbosity(_) => Target::Here,
         Request::Stats(_) | Request::Admin(_) | Request::Quit => Target::Alone,
     }
