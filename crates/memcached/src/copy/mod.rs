@@ -62,6 +62,16 @@ pub(crate) fn bytes_max(settings: &Settings) -> usize {
     SERVED_MAX * (source::SESSION_BYTES_MAX + more) + target::SESSION_BYTES_MAX + more
 }
 
+/// Returns the time in which the other node must take what is sent.
+fn peer_timeout(shared: &Shared) -> Duration {
+    shared.settings.ring.as_ref().map_or(PING_EVERY, |settings| settings.peer_timeout)
+}
+
+/// Returns the time for which the other node may send nothing while items are copied.
+fn silent_max(shared: &Shared) -> Duration {
+    peer_timeout(shared).max(2 * PING_EVERY)
+}
+
 /// Runs a session on a thread of its own. Returns whether it was started: it is not once the server
 /// ends, or without memory for a thread.
 fn spawn(shared: &Arc<Shared>, body: impl FnOnce(&Arc<Shared>) + Send + 'static) -> bool {

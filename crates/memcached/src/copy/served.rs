@@ -1,6 +1,6 @@
 //! A copy session whose source is this node: what comes before and after the items.
 
-use super::{LOOK, Line, is_ending, source, spawn};
+use super::{LOOK, Line, is_ending, peer_timeout, source, spawn};
 use crate::ring::{MIXED, Ring, SERVED_MAX};
 use crate::shared::Shared;
 use crate::stream::Link;
@@ -115,11 +115,6 @@ fn serve(shared: &Shared, ring: &Ring, node: &str, line: &mut Line) -> Result<()
         .map_err(|error| End::Failed(error.to_string()))?;
     place.is_committed = true;
     Ok(())
-}
-
-/// Returns the time in which the other node must take what is sent.
-fn peer_timeout(shared: &Shared) -> Duration {
-    shared.settings.ring.as_ref().map_or(MAP_WITHIN, |settings| settings.peer_timeout)
 }
 
 /// Reads COPY, and returns the id of the move.

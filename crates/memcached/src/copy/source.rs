@@ -6,7 +6,7 @@
 
 use super::queue::{BYTES_MAX as QUEUE_BYTES_MAX, Keys, Queue, TooMany};
 use super::walk::Walk;
-use super::{LOOK, Line, PING_EVERY};
+use super::{LOOK, Line, PING_EVERY, silent_max};
 use crate::ring::{Direction, Ring};
 use crate::shared::Shared;
 use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue};
@@ -88,8 +88,7 @@ pub(super) fn serve(
     ends: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), SourceError> {
     let Some(ring) = &shared.ring else { return Ok(()) };
-    let silent_max = shared.settings.ring.as_ref().map_or(PING_EVERY, |settings| settings.peer_timeout);
-    let silent_max = silent_max.max(2 * PING_EVERY);
+    let silent_max = silent_max(shared);
     let resume_within = Duration::from_secs(shared.settings.upgrade_timeout_secs);
     let queue = Arc::new(Queue::new(the_move.slots.clone()));
     // Before the walk begins, so that it misses no change.

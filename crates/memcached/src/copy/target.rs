@@ -5,7 +5,7 @@
 //! for the move after that.
 
 use super::served::is_pause;
-use super::{LOOK, Line, PING_EVERY, is_ending, spawn};
+use super::{LOOK, Line, PING_EVERY, is_ending, silent_max, spawn};
 use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
@@ -267,7 +267,6 @@ impl<'a> Session<'a> {
         flushes: u64,
     ) -> Session<'a> {
         let now = Instant::now();
-        let silent_max = shared.settings.ring.as_ref().map_or(PING_EVERY, |settings| settings.peer_timeout);
         Session {
             shared,
             ring,
@@ -280,7 +279,7 @@ impl<'a> Session<'a> {
             counts: Counts { items: 0, bytes: 0, sealed: now },
             received: now,
             sent: now,
-            silent_max: silent_max.max(2 * PING_EVERY),
+            silent_max: silent_max(shared),
         }
     }
 
