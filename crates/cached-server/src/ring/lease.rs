@@ -22,9 +22,6 @@ const RENEWALS: u32 = 5;
 /// The part of a lease's duration that an attempt to renew it may take.
 const ATTEMPTS: u32 = 3;
 
-/// The interval at which a node looks whether the map that it has read is in force.
-const MAP_LOOK: Duration = Duration::from_millis(2);
-
 /// The longest time between two looks at the other nodes' leases.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
@@ -222,9 +219,7 @@ impl Shared {
                 "this node was struck off while its lease had ended: it starts with no items, and is given slots anew"
             );
         }
-        while self.live.map_version() < read.map.version() {
-            sleep(MAP_LOOK).await;
-        }
+        self.until_in_force(read.map.version()).await;
         self.written.set(Some(lease.written));
         lease.register(own);
         Ok(())

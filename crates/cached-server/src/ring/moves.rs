@@ -8,16 +8,13 @@ use cached_registry::Error;
 use cached_ring::{Map, SlotSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// The interval at which a node that lacks slots looks which nodes it can reach.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The time after which a line says that it waits for other nodes.
 const LOOK_TOLD: Duration = Duration::from_secs(10);
-
-/// The interval at which a node looks whether the map of its move is in force.
-const MAP_LOOK: Duration = Duration::from_millis(2);
 
 /// What this node does next.
 enum Next {
@@ -115,10 +112,7 @@ impl Shared {
         tracing::info!(id, from, slots = count, "a move of slots to this node begins");
         let began = Instant::now();
         let copy = async {
-            // The map is put in force by a thread.
-            while self.live.map_version() < id {
-                sleep(MAP_LOOK).await;
-            }
+            self.until_in_force(id).await;
             self.live.copy(id, async || self.confirm(id).await).await
         };
         let copied = tokio::select! {

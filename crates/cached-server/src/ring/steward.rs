@@ -21,6 +21,8 @@ const REFRESH_MIN: Duration = Duration::from_millis(20);
 const REFRESH_MAX: Duration = Duration::from_secs(2);
 /// The interval at which a hand-over looks whether moves have ended.
 const LOOK: Duration = Duration::from_millis(10);
+/// The interval of looks whether a map is in force.
+const MAP_LOOK: Duration = Duration::from_millis(2);
 /// The maximum time for closing the connection to the store.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -327,6 +329,13 @@ impl Shared {
         let result = step.await;
         self.changes.send_modify(|count| *count -= 1);
         result
+    }
+
+    /// Waits until a map of this version, or a later one, is in force: a thread of the server does that.
+    pub(super) async fn until_in_force(&self, version: u64) {
+        while self.live.map_version() < version {
+            sleep(MAP_LOOK).await;
+        }
     }
 
     /// Waits until another process may use this node's number of the registry's disk.
