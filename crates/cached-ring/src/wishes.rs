@@ -2,7 +2,7 @@
 //!
 //! A wish holds until it is cancelled, or another one names the same slots. A node takes the slots that
 //! are wished for it first. The planner counts wished slots as a part of the node's share and moves
-//! others instead, so that every node still has its share.
+//! others instead, so that every node still has its share, unless a share becomes smaller than a wish.
 
 use crate::map::{Map, MapError, NodeIndex};
 use crate::plan::shares;
@@ -41,14 +41,14 @@ impl Map {
         }
         let mut next = self.next()?;
         next.forget(slots);
-        match next.wishes.iter_mut().find(|wish| wish.to == index) {
-            Some(wish) => wish.slots.extend(slots.iter()),
-            None => next.wishes.push(Wish { to: index, slots: slots.clone() }),
+        let at = next.wishes.partition_point(|wish| wish.to < index);
+        if next.wishes.get(at).is_none_or(|wish| wish.to != index) {
+            next.wishes.insert(at, Wish { to: index, slots: SlotSet::new() });
         }
-        next.wishes.sort_by_key(|wish| wish.to);
-        let wished: usize =
-            next.wishes.iter().filter(|wish| wish.to == index).map(|wish| wish.slots.len()).sum();
-        let share: usize = shares(&next)[index.index()];
+        let wish = &mut next.wishes[at];
+        wish.slots.extend(slots.iter());
+        let wished = wish.slots.len();
+        let share = shares(&next)[index.index()];
         if wished > share {
             return Err(MapError::new(format_args!(
                 "{wished} slots would be wished for node {to}, whose share is {share} slots; name fewer, or raise its \
