@@ -171,9 +171,7 @@ impl Handshake {
             let polled = {
                 // Not kept: many handshakes wait for their peers at the same time.
                 let mut buffers = None;
-                let polled = act(&mut self.link.io(&mut buffers));
-                drop(buffers);
-                polled
+                act(&mut self.link.io(&mut buffers))
             };
             match polled {
                 Poll::Ready(Ok(done)) => return Ok(done),
