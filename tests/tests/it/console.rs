@@ -90,7 +90,7 @@ pub(crate) fn open(browser: &mut Browser, url: &str, viewport: Viewport) {
 /// A ring of two nodes, from one of which slots move to the other.
 fn ring() -> Value {
     let node = |name: &str, state: &str, slots: u64, planned: u64| {
-        json!({ "node": name, "state": state, "slots": slots, "planned_slots": planned, "items": 5, "memory_bytes": 64 << 20,
+        json!({ "node": name, "state": state, "slots": slots, "planned_slots": planned, "items": 25 * slots, "memory_bytes": slots << 12,
             "gets": 8, "hits": 6, "has_same_map": true, "address": format!("{name}.example.com:11211") })
     };
     json!({
@@ -254,7 +254,10 @@ fn figures_are_those_of_the_documents() {
         ("[aria-labelledby=s3-title]", "media 95.6 % – 8,600 400 2,900 200 MiB"),
         ("[aria-labelledby=s3-title]", "and 3 more."),
         ("[aria-labelledby=ring-title]", "Map 7. Paused: no further move begins."),
-        ("[aria-labelledby=ring-title]", "b ✓ up 4,096 → 8,192 25.0 % 5 64.0 MiB 75.0 % b.example.com:11211"),
+        (
+            "[aria-labelledby=ring-title]",
+            "b ✓ up 4,096 → 8,192 25.0 % 102 k 16.0 MiB 75.0 % b.example.com:11211",
+        ),
         ("[aria-labelledby=ring-title]", "1,024 slots move from a to b."),
         ("[aria-labelledby=volumes-title]", "disk 1.00 TiB 8.00 MiB 1 2 – – node1"),
     ] {
