@@ -101,18 +101,12 @@ impl Worker {
         if bytes <= MESSAGE_BYTES_MAX && further.is_none() {
             return wire::patch(&mut self.output.bytes, at, Kind::Done, id, bytes);
         }
-        let rest = self.cut(mark);
+        let mut rest = self.output.split_off(mark);
+        rest.take_front(HEAD_BYTES, &mut Vec::new());
         let rest = self.continue_reply(lane, id, Suspended { rest, further, pins: None });
         if !rest.is_empty() {
             self.suspend(lane, id, rest);
         }
-    }
-
-    /// Removes a reply from the output, and returns it without its head.
-    fn cut(&mut self, mark: Mark) -> Output {
-        let mut rest = self.output.split_off(mark);
-        rest.take_front(HEAD_BYTES, &mut Vec::new());
-        rest
     }
 
     /// Sends the next part of a reply, and returns the rest.
@@ -121,12 +115,8 @@ impl Worker {
         if rest.is_empty()
             && let Some((line, cursor)) = further.take()
         {
-            let (mark, _) = self.begin_reply();
-            let next = exec::get_many(&mut self.executor_for(lane), &mut cursor.resume(&line));
-            if let Next::Suspend(cursor) = next {
-                further = Some((line, cursor));
-            }
-            rest = self.cut(mark);
+            let next = self.read_on(lane, &line, cursor, &mut rest);
+            further = next.map(|cursor| (line, cursor));
         }
         let at = wire::begin(&mut self.output.bytes);
         let before = self.output.bytes.len();
@@ -166,12 +156,27 @@ impl Worker {
             suspended.further = Some((line, cursor));
             return;
         }
-        let mut next = Next::Suspend(cursor);
-        while let Next::Suspend(cursor) = next {
+        let mut next = Some(cursor);
+        while let Some(cursor) = next {
             self.work.renew();
-            let (mark, _) = self.begin_reply();
-            next = exec::get_many(&mut self.executor_for(lane), &mut cursor.resume(&line));
-            suspended.rest.append(&mut self.cut(mark));
+            next = self.read_on(lane, &line, cursor, &mut suspended.rest);
+        }
+    }
+
+    /// Appends the next part of a retrieval's reply to `rest`. Returns where to go on.
+    fn read_on(
+        &mut self,
+        lane: &InboundLane,
+        line: &[u8],
+        cursor: GetCursor,
+        rest: &mut Output,
+    ) -> Option<GetCursor> {
+        let mark = self.output.mark();
+        let next = exec::get_many(&mut self.executor_for(lane), &mut cursor.resume(line));
+        rest.append(&mut self.output.split_off(mark));
+        match next {
+            Next::Suspend(cursor) => Some(cursor),
+            _ => None,
         }
     }
 
