@@ -161,6 +161,14 @@ impl Registry {
         }
     }
 
+    /// Waits for the end of changes whose futures were dropped, if the registry is on a disk. Until the next
+    /// change through this handle, another process may use this one's number of the disk.
+    pub async fn finish(&self) {
+        if let Body::Disk(body, ..) = &*self.0 {
+            body.finish().await;
+        }
+    }
+
     /// Returns a watch of the documents whose keys begin with `prefix`, which begins after revision
     /// `after`: that of a [listing](Listing::revision), or of the last [changes](Changes::revision)
     /// of an earlier watch.

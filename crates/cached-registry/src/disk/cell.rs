@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use tokio::sync::Mutex;
 
 use super::device::{Disk, NODES_MAX, Noted, Slot};
 use crate::agreement::{Agreement, Step};
@@ -22,7 +22,8 @@ pub(crate) struct DiskCell(Arc<Shared>);
 struct Shared {
     disk: Arc<Disk>,
     me: usize,
-    state: Mutex<State>,
+    /// Locked while this node writes.
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug)]
@@ -43,8 +44,8 @@ impl DiskCell {
             let text = format!("node {me} of a disk for {} nodes, which are counted from 0", disk.nodes());
             return Err(Error::Invalid(text.into()));
         };
-        let state = Mutex::new(State { agreement: Agreement::new(me, block), noted });
-        Ok(Self(Arc::new(Shared { disk, me, state })))
+        let state = State { agreement: Agreement::new(me, block), noted };
+        Ok(Self(Arc::new(Shared { disk, me, state: Arc::new(Mutex::new(state)) })))
     }
 
     /// Runs `work` on a thread that may block.
@@ -67,8 +68,14 @@ impl Cell for DiskCell {
 
     async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<Option<u64>> {
         let expected = expected.unwrap_or(0);
-        let is_replaced = self.run(move |shared| shared.swap(expected, &bytes)).await?;
+        // The thread writes on when this future is dropped.
+        let mut state = Arc::clone(&self.0.state).lock_owned().await;
+        let is_replaced = self.run(move |shared| shared.swap(&mut state, expected, &bytes)).await?;
         Ok(is_replaced.then_some(expected + 1))
+    }
+
+    async fn finish(&self) {
+        drop(self.0.state.lock().await);
     }
 }
 
@@ -105,8 +112,7 @@ impl Shared {
         Ok(records.into_iter().map(|(_, noted)| noted).max().unwrap_or_default())
     }
 
-    fn swap(&self, expected: u64, table: &[u8]) -> Result<bool> {
-        let mut state = self.state.lock();
+    fn swap(&self, state: &mut State, expected: u64, table: &[u8]) -> Result<bool> {
         let (newest, applied) = match self.newest_slot()? {
             Some((version, slot)) => (version, slot.applied),
             None => (0, [0; NODES_MAX]),
@@ -115,8 +121,8 @@ impl Shared {
             return Ok(false);
         }
         let version = expected.checked_add(1).ok_or_else(|| self.disk.lost(state.noted))?;
-        let is_ours = self.propose(&state, version, table, applied)?;
-        self.decide(&mut state, version, is_ours).map_err(|error| match error {
+        let is_ours = self.propose(state, version, table, applied)?;
+        self.decide(state, version, is_ours).map_err(|error| match error {
             // Another node may adopt a table whose agreement has begun.
             Error::Unavailable(why) if state.agreement.block().counter == version => {
                 Error::OutcomeUnknown(why)
@@ -204,6 +210,10 @@ mod tests {
         (dir, cells.collect())
     }
 
+    fn swap(cell: &Shared, expected: u64, table: &[u8]) -> Result<bool> {
+        cell.swap(&mut cell.state.blocking_lock(), expected, table)
+    }
+
     fn read(cell: &DiskCell) -> (Option<u64>, Bytes) {
         let Content { version, bytes } = cell.0.read().unwrap();
         (version, bytes)
@@ -219,7 +229,7 @@ mod tests {
     /// a vote.
     fn begin(cell: &DiskCell, version: u64, votes: bool) {
         let Shared { disk, me, state } = &*cell.0;
-        let mut state = state.lock();
+        let mut state = state.blocking_lock();
         let State { agreement, noted } = &mut *state;
         let mut step = agreement.enter(version, *me as u64);
         loop {
@@ -246,21 +256,21 @@ mod tests {
         for votes in [false, true] {
             let (_dir, cells) = cells();
             let (a, b) = (&cells[0].0, &cells[1].0);
-            assert!(a.swap(0, b"one").unwrap());
+            assert!(swap(a, 0, b"one").unwrap());
             let applied = a.newest_slot().unwrap().unwrap().1.applied;
-            assert!(a.propose(&a.state.lock(), 2, b"two", applied).unwrap());
+            assert!(a.propose(&a.state.blocking_lock(), 2, b"two", applied).unwrap());
             begin(&cells[0], 2, votes);
             // The other node decides this version for the table that has a vote, and goes on, until the
             // slot of that version is overwritten.
-            let mut decided = b.swap(1, b"other").unwrap();
+            let mut decided = swap(b, 1, b"other").unwrap();
             assert_eq!(decided, !votes);
             for version in 2..6 {
-                decided = b.swap(version, b"later").unwrap();
+                decided = swap(b, version, b"later").unwrap();
                 assert!(decided);
             }
-            let outcome = a.decide(&mut a.state.lock(), 2, true);
+            let outcome = a.decide(&mut a.state.blocking_lock(), 2, true);
             assert_eq!(outcome, Ok(votes));
-            assert!(a.swap(6, b"next").unwrap());
+            assert!(swap(a, 6, b"next").unwrap());
         }
     }
 
@@ -268,19 +278,19 @@ mod tests {
     fn a_change_that_a_crash_has_interrupted_is_completed_by_another_node() {
         let (_dir, cells) = cells();
         assert_eq!(read(&cells[1]), (None, Bytes::new()));
-        assert!(cells[0].0.swap(0, b"one").unwrap());
+        assert!(swap(&cells[0].0, 0, b"one").unwrap());
         // Node 0 has voted for its second table, and crashes before it notes the decision.
         let disk = &cells[0].0.disk;
         disk.write_slot(0, 2, &proposal(b"two", 0, 2)).unwrap();
         let block = Block { counter: 2, promised: 9, voted: 9, value: 0 };
         disk.write_agreement(0, block, Noted { version: 1, node: 0 }).unwrap();
         assert_eq!(read(&cells[1]), (Some(1), b"one"[..].into()));
-        assert!(!cells[1].0.swap(1, b"other").unwrap());
+        assert!(!swap(&cells[1].0, 1, b"other").unwrap());
         assert_eq!(read(&cells[1]), (Some(2), b"two"[..].into()));
         // Node 0 returns after its crash.
         let returned = DiskCell::new(Arc::clone(disk), 0).unwrap();
-        assert!(!returned.0.swap(1, b"late").unwrap());
-        assert!(returned.0.swap(2, b"three").unwrap());
+        assert!(!swap(&returned.0, 1, b"late").unwrap());
+        assert!(swap(&returned.0, 2, b"three").unwrap());
         assert_eq!(read(&cells[1]), (Some(3), b"three"[..].into()));
     }
 
@@ -292,7 +302,7 @@ mod tests {
         disk.write_agreement(0, Block { counter: 1, promised: 1, voted: 0, value: 0 }, Noted::default())
             .unwrap();
         let returned = DiskCell::new(Arc::clone(disk), 0).unwrap();
-        assert!(!returned.0.swap(0, b"second").unwrap());
+        assert!(!swap(&returned.0, 0, b"second").unwrap());
         assert_eq!(read(&returned), (Some(1), b"first"[..].into()));
     }
 
@@ -300,8 +310,30 @@ mod tests {
     fn a_second_process_with_the_same_number_is_refused() {
         let (_dir, cells) = cells();
         let other = DiskCell::new(Arc::clone(&cells[0].0.disk), 0).unwrap();
-        assert!(cells[0].0.swap(0, b"one").unwrap());
-        let error = other.0.swap(1, b"two").unwrap_err().to_string();
+        assert!(swap(&cells[0].0, 0, b"one").unwrap());
+        let error = swap(&other.0, 1, b"two").unwrap_err().to_string();
         assert!(error.contains("another process writes the block of node 0"), "{error}");
+    }
+
+    #[test]
+    fn another_process_may_use_the_number_after_a_change_that_was_given_up() {
+        let (_dir, cells) = cells();
+        let disk = &cells[0].0.disk;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            for _ in 0..20 {
+                let before = DiskCell::new(Arc::clone(disk), 0).unwrap();
+                let version = before.read().await.unwrap().version;
+                tokio::select! {
+                    biased;
+                    outcome = before.swap(version, Bytes::from_static(b"given up")) => panic!("{outcome:?}"),
+                    () = std::future::ready(()) => {}
+                }
+                before.finish().await;
+                let next = DiskCell::new(Arc::clone(disk), 0).unwrap();
+                let version = next.read().await.unwrap().version;
+                assert!(next.swap(version, Bytes::from_static(b"next")).await.unwrap().is_some());
+            }
+        });
     }
 }

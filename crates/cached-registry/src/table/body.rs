@@ -66,6 +66,10 @@ impl<C: Cell> TableBody<C> {
         self.update(|table| Ok(table.end(lease))).await.map(drop)
     }
 
+    pub(crate) async fn finish(&self) {
+        self.cell.finish().await;
+    }
+
     /// Waits for changes after `after`.
     pub(crate) async fn changes(&self, prefix: &str, after: Revision) -> Result<Changes> {
         loop {

@@ -24,6 +24,11 @@ pub(crate) trait Cell: Send + Sync + 'static {
     /// Replaces the table if it still has the `expected` version. Returns the new version if it did:
     /// then the new table is stored.
     fn swap(&self, expected: Option<u64>, bytes: Bytes) -> impl Future<Output = Result<Option<u64>>> + Send;
+
+    /// Waits for the end of swaps whose futures were dropped, where it matters who writes.
+    fn finish(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 }
 
 /// A table in the form that a cell contains.
