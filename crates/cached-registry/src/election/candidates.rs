@@ -92,6 +92,12 @@ impl Candidates {
         }
     }
 
+    /// Waits for the end of an announcement whose future was dropped, so that it cannot interfere with the
+    /// next process of this host.
+    pub(super) async fn finish(&self) {
+        self.registry.finish().await;
+    }
+
     async fn announce(&self, epoch: u64) -> Result<()> {
         let value = self.me.document(epoch, 0).encode();
         let found = self.registry.get(&self.key).await?;

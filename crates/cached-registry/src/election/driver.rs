@@ -97,10 +97,12 @@ async fn run<M: Machine>(
     lease: Duration,
 ) -> Result<()> {
     let (clock, leadership) = (Arc::clone(&parts.clock), parts.shared.leadership.subscribe());
-    tokio::select! {
+    let ended = tokio::select! {
         ended = Driver::new(machine, parts).run() => ended,
         () = candidates.run(&*clock, lease, leadership) => Ok(()),
-    }
+    };
+    candidates.finish().await;
+    ended
 }
 
 /// The values that [`elect_by`] passes to the driver.
