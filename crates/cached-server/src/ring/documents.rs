@@ -134,6 +134,11 @@ impl Documents {
         *self.registry.borrow_mut() = registry;
     }
 
+    /// Waits for the end of changes whose futures were dropped ([`Registry::finish`]).
+    pub(super) async fn finish(&self) {
+        self.handle().finish().await;
+    }
+
     /// Returns the latest map that is known, now and later.
     pub(super) fn latest(&self) -> watch::Receiver<Option<Arc<Map>>> {
         self.latest.subscribe()

@@ -278,8 +278,9 @@ impl Shared {
                     let _ = answer.send(held);
                 }
                 Request::Resume => {
-                    // The other process has used this node's number of the disk.
-                    if let RegistryTable::Disk(_) = table
+                    // The other process may have used this node's number of the disk.
+                    if *self.is_held.borrow()
+                        && let RegistryTable::Disk(_) = table
                         && let Ok(registry) = reopen()
                     {
                         self.documents.reopen(registry);
@@ -310,7 +311,13 @@ impl Shared {
         self.live.hold_moves(true);
         let until = Instant::now() + self.hand_over_max;
         let mut changes = self.changes.subscribe();
-        let idle = timeout(self.hand_over_max, changes.wait_for(|count| *count == 0)).await;
+        let idle = timeout(self.hand_over_max, async {
+            // Fails only if the steward ends.
+            let _ = changes.wait_for(|count| *count == 0).await;
+            // Those that took too long, and were given up, may still be written to a disk.
+            self.documents.finish().await;
+        })
+        .await;
         while self.live.sealed_slots() > 0 && Instant::now() < until {
             sleep(LOOK).await;
         }
