@@ -43,11 +43,11 @@ const FAULTS: [Fault; 9] = [
 
 impl Fault {
     /// Whether keys may be missing, and requests fail. While a new process takes over, changes with
-    /// large values fail.
-    fn costs(self) -> [bool; 2] {
+    /// large values fail; without a memory file it starts empty.
+    fn costs(self, has_memory: bool) -> [bool; 2] {
         match self {
             Fault::Kill | Fault::KillAndStrike | Fault::Stop => [true, true],
-            Fault::Upgrade => [false, true],
+            Fault::Upgrade => [!has_memory, true],
             _ => [false, false],
         }
     }
@@ -149,8 +149,8 @@ fn rounds(by: By, options: Options, rounds: u64) {
             cluster.settle(&context);
             cluster.nodes.iter().filter_map(|node| node.relay.as_ref()).for_each(Relay::disarm);
             registers.more(100, &context);
-            for ((is_allowed, before), now) in fault.costs().into_iter().zip(before).zip(failures(&registers))
-            {
+            let costs = fault.costs(options.has_memory);
+            for ((is_allowed, before), now) in costs.into_iter().zip(before).zip(failures(&registers)) {
                 let errors = registers.errors();
                 assert!(is_allowed || now == before, "{context}: {before:?}, {now:?} {errors:#?}");
             }
