@@ -1,13 +1,13 @@
 //! Reads a crate's files: its module tree, and the paths that each module names.
+//!
+//! Tokens suffice: a path is a path in whatever item, expression or macro it stands, and to parse
+//! the whole grammar of every file takes far longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use proc_macro2::{TokenStream, TokenTree};
-use syn::punctuated::Punctuated;
-use syn::spanned::Spanned;
-use syn::visit::{self, Visit};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// A path that a module names, with its line.
 #[derive(Debug, Clone)]
@@ -64,35 +64,25 @@ impl Crate {
     /// Reads one file, whose modules without a body are in `directory`.
     fn read_file(&mut self, path: Vec<String>, file: &Path, directory: &Path) -> Result<(), String> {
         let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-        let parsed = syn::parse_file(&text).map_err(|error| format!("{}: {error}", file.display()))?;
-        self.read_items(path, file, directory, &parsed.items)
+        let tokens = text.parse().map_err(|error| format!("{}: {error}", file.display()))?;
+        self.read_module(path, file, directory, tokens)
     }
 
-    fn read_items(
+    fn read_module(
         &mut self,
         path: Vec<String>,
         file: &Path,
         directory: &Path,
-        items: &[syn::Item],
+        tokens: TokenStream,
     ) -> Result<(), String> {
-        let mut scope = Scope { module: Module { file: file.to_path_buf(), ..Module::default() } };
-        let mut inner = Vec::new();
-        for item in items {
-            match item {
-                syn::Item::Mod(module) => {
-                    if !is_for_tests(&module.attrs) {
-                        inner.push(module);
-                    }
-                }
-                item => scope.visit_item(item),
-            }
-        }
+        let mut scope = Scope::default();
+        scope.module.file = file.to_path_buf();
+        scope.tokens(tokens);
         self.modules.insert(path.clone(), scope.module);
-        for module in inner {
-            let name = module.ident.to_string();
+        for (name, content) in scope.inner {
             let below: Vec<String> = path.iter().cloned().chain([name.clone()]).collect();
-            match &module.content {
-                Some((_, items)) => self.read_items(below, file, &directory.join(&name), items)?,
+            match content {
+                Some(tokens) => self.read_module(below, file, &directory.join(&name), tokens)?,
                 None => {
                     let (flat, nested) =
                         (directory.join(format!("{name}.rs")), directory.join(&name).join("mod.rs"));
@@ -105,130 +95,134 @@ impl Crate {
     }
 }
 
-/// Collects the paths that one module names.
+/// Collects the paths that one module names, and the modules in it.
+#[derive(Default)]
 struct Scope {
     module: Module,
+    /// Names, with the tokens of those that have a body here.
+    inner: Vec<(String, Option<TokenStream>)>,
 }
 
 impl Scope {
-    fn name(&mut self, segments: Vec<String>, line: usize) {
-        self.module.uses.push(Use { segments, line });
-    }
-
-    fn use_tree(&mut self, before: &[String], tree: &syn::UseTree) {
-        let with = |name: &syn::Ident| before.iter().cloned().chain([name.to_string()]).collect::<Vec<_>>();
-        match tree {
-            syn::UseTree::Path(path) => self.use_tree(&with(&path.ident), &path.tree),
-            syn::UseTree::Group(group) => {
-                group.items.iter().for_each(|tree| self.use_tree(before, tree));
-            }
-            syn::UseTree::Name(name) if name.ident == "self" => {
-                self.alias(before.last().cloned().unwrap_or_default(), before.to_vec(), name.span());
-            }
-            syn::UseTree::Name(name) => self.alias(name.ident.to_string(), with(&name.ident), name.span()),
-            syn::UseTree::Rename(rename) => {
-                let path = if rename.ident == "self" { before.to_vec() } else { with(&rename.ident) };
-                self.alias(rename.rename.to_string(), path, rename.span());
-            }
-            syn::UseTree::Glob(glob) => self.name(before.to_vec(), glob.span().start().line),
-        }
-    }
-
-    fn alias(&mut self, name: String, path: Vec<String>, span: proc_macro2::Span) {
-        self.name(path.clone(), span.start().line);
-        self.module.aliases.insert(name, path);
-    }
-
-    /// Collects the paths in the tokens of a macro that begin with `crate`, `super` or `self`.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
-        let mut at = 0;
-        while at < tokens.len() {
-            if let TokenTree::Group(group) = &tokens[at] {
-                self.tokens(group.stream());
-            }
-            let mut segments = Vec::new();
-            let line = tokens[at].span().start().line;
-            while let Some(TokenTree::Ident(ident)) = tokens.get(at) {
-                segments.push(ident.to_string());
-                let is_colon = |tree: Option<&TokenTree>| matches!(tree, Some(TokenTree::Punct(p)) if p.as_char() == ':');
-                if !(is_colon(tokens.get(at + 1)) && is_colon(tokens.get(at + 2))) {
-                    break;
+        let mut rest = &tokens[..];
+        loop {
+            rest = match rest {
+                [] => return,
+                [hash, TokenTree::Group(attribute), rest @ ..] if is_punct(hash, '#') => {
+                    if is_for_tests(attribute.stream()) { after_item(rest) } else { rest }
                 }
-                at += 3;
+                [TokenTree::Ident(keyword), TokenTree::Ident(name), after, rest @ ..] if keyword == "mod" => {
+                    let content = match after {
+                        TokenTree::Group(body) => Some(body.stream()),
+                        _ => None,
+                    };
+                    self.inner.push((name.to_string(), content));
+                    rest
+                }
+                // The use of lifetimes by an opaque type names no path.
+                [TokenTree::Ident(keyword), after, ..] if keyword == "use" && !is_punct(after, '<') => {
+                    let end = rest.iter().position(|tree| is_punct(tree, ';')).unwrap_or(rest.len());
+                    self.use_tree(&[], &rest[1..end]);
+                    &rest[end..]
+                }
+                [first @ TokenTree::Ident(_), ..] => {
+                    let (segments, rest) = path(rest);
+                    if segments.len() > 1 {
+                        self.name(segments, first);
+                    }
+                    rest
+                }
+                [TokenTree::Group(group), rest @ ..] => {
+                    self.tokens(group.stream());
+                    rest
+                }
+                [_, rest @ ..] => rest,
+            };
+        }
+    }
+
+    /// Collects the paths of what stands between `use` and the semicolon, or of a part of it below
+    /// the path `before`.
+    fn use_tree(&mut self, before: &[String], tokens: &[TokenTree]) {
+        for tree in tokens.split(|tree| is_punct(tree, ',')) {
+            let (segments, rest) = path(tree);
+            let Some(first) = tree.first() else { continue };
+            let mut path = [before, &segments].concat();
+            if let [TokenTree::Group(group)] = rest {
+                self.use_tree(&path, &group.stream().into_iter().collect::<Vec<_>>());
+                continue;
             }
-            if segments.len() > 1 {
-                self.name(segments, line);
+            // `a::{self}` is the path `a`.
+            if !before.is_empty() {
+                path.pop_if(|last| last == "self");
             }
-            at += 1;
-        }
-    }
-}
-
-impl<'ast> Visit<'ast> for Scope {
-    fn visit_item(&mut self, item: &'ast syn::Item) {
-        if !is_for_tests(attributes_of(item)) {
-            visit::visit_item(self, item);
-        }
-    }
-
-    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        self.use_tree(&[], &item.tree);
-    }
-
-    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        if !is_for_tests(&item.attrs) {
-            visit::visit_impl_item_fn(self, item);
+            let name = match rest {
+                [] => path.last().cloned(),
+                [_as, TokenTree::Ident(name)] => Some(name.to_string()),
+                // A glob.
+                _ => None,
+            };
+            self.module.aliases.extend(name.map(|name| (name, path.clone())));
+            self.name(path, first);
         }
     }
 
-    fn visit_path(&mut self, path: &'ast syn::Path) {
-        if path.leading_colon.is_none() {
-            let segments = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-            self.name(segments, path.span().start().line);
+    fn name(&mut self, segments: Vec<String>, first: &TokenTree) {
+        self.module.uses.push(Use { segments, line: first.span().start().line });
+    }
+}
+
+/// Splits off the longest path of identifiers at the start.
+fn path(mut tokens: &[TokenTree]) -> (Vec<String>, &[TokenTree]) {
+    let mut segments = Vec::new();
+    while let [TokenTree::Ident(ident), rest @ ..] = tokens {
+        segments.push(ident.to_string());
+        match rest {
+            [first, second, rest @ ..] if is_punct(first, ':') && is_punct(second, ':') => tokens = rest,
+            _ => return (segments, rest),
         }
-        visit::visit_path(self, path);
     }
-
-    fn visit_macro(&mut self, item: &'ast syn::Macro) {
-        self.tokens(item.tokens.clone());
-        visit::visit_macro(self, item);
-    }
+    (segments, tokens)
 }
 
-fn attributes_of(item: &syn::Item) -> &[syn::Attribute] {
-    match item {
-        syn::Item::Const(item) => &item.attrs,
-        syn::Item::Enum(item) => &item.attrs,
-        syn::Item::Fn(item) => &item.attrs,
-        syn::Item::Impl(item) => &item.attrs,
-        syn::Item::Macro(item) => &item.attrs,
-        syn::Item::Mod(item) => &item.attrs,
-        syn::Item::Static(item) => &item.attrs,
-        syn::Item::Struct(item) => &item.attrs,
-        syn::Item::Trait(item) => &item.attrs,
-        syn::Item::Type(item) => &item.attrs,
-        syn::Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
+/// Returns what follows the item, statement or field that begins here.
+fn after_item(tokens: &[TokenTree]) -> &[TokenTree] {
+    let is_field = tokens.windows(2).find_map(|pair| match pair {
+        [TokenTree::Ident(ident), _] if ident == "pub" => None,
+        [TokenTree::Ident(_), next] => Some(is_punct(next, ':')),
+        _ => None,
+    });
+    let is_end = |tree: &TokenTree| match tree {
+        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+        _ => is_punct(tree, ';') || is_field == Some(true) && is_punct(tree, ','),
+    };
+    let end = tokens.iter().position(is_end);
+    end.map_or(&[], |end| &tokens[end + 1..])
 }
 
-/// Returns whether the item is compiled for tests only: `#[cfg(test)]`, or `test` among the
-/// conditions of an `all`.
-fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
-    attributes
-        .iter()
-        .filter(|attribute| attribute.path().is_ident("cfg"))
-        .any(|attribute| attribute.parse_args::<syn::Meta>().is_ok_and(|condition| requires_test(&condition)))
+fn is_punct(tree: &TokenTree, char: char) -> bool {
+    matches!(tree, TokenTree::Punct(punct) if punct.as_char() == char)
 }
 
-fn requires_test(condition: &syn::Meta) -> bool {
-    match condition {
-        syn::Meta::Path(path) => path.is_ident("test"),
-        syn::Meta::List(list) if list.path.is_ident("all") => {
-            let parts = list.parse_args_with(Punctuated::<syn::Meta, syn::Token![,]>::parse_terminated);
-            parts.is_ok_and(|parts| parts.iter().any(requires_test))
+/// Returns whether an attribute is `cfg` with a condition that holds for tests only: `test`, or
+/// `test` among the conditions of an `all`.
+fn is_for_tests(attribute: TokenStream) -> bool {
+    let tokens: Vec<TokenTree> = attribute.into_iter().collect();
+    match &tokens[..] {
+        [TokenTree::Ident(name), TokenTree::Group(condition)] => {
+            name == "cfg" && requires_test(condition.stream())
         }
         _ => false,
     }
+}
+
+fn requires_test(condition: TokenStream) -> bool {
+    let tokens: Vec<TokenTree> = condition.into_iter().collect();
+    tokens.split(|tree| is_punct(tree, ',')).any(|part| match part {
+        [TokenTree::Ident(name)] => name == "test",
+        [TokenTree::Ident(name), TokenTree::Group(parts)] => name == "all" && requires_test(parts.stream()),
+        _ => false,
+    })
 }
