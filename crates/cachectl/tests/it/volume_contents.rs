@@ -95,8 +95,9 @@ fn failed(output: &Output, code: i32, text: &str) {
 #[track_caller]
 fn same(found: &[u8], wanted: &[u8], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}: the length");
-    let differs = found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
-    assert_eq!(differs, None, "{what}: a byte");
+    // The search is slow without optimisation, and for the message only.
+    let differs = || found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
+    assert!(found == wanted, "{what}: byte {:?}", differs());
 }
 
 /// Returns the disk space of the files below a directory, in bytes.
