@@ -1,6 +1,7 @@
 //! The model of a volume: a sparse array of bytes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use blocker::executor::block_on;
 use volumes::Volume;
@@ -23,10 +24,11 @@ impl Disk {
     }
 
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
-        for (at, byte) in bytes.iter().enumerate() {
-            let position = offset + at as u64;
-            let object = self.objects.entry(position / OBJECT).or_insert_with(|| vec![0; OBJECT as usize]);
-            object[(position % OBJECT) as usize] = *byte;
+        let mut rest = bytes;
+        for (object, within) in parts(offset, bytes.len() as u64) {
+            let object = self.objects.entry(object).or_insert_with(|| vec![0; OBJECT as usize]);
+            let part = rest.split_off(..within.len()).expect("a part of the bytes");
+            object[within].copy_from_slice(part);
         }
     }
 
@@ -35,11 +37,14 @@ impl Disk {
     }
 
     pub(crate) fn read(&self, offset: u64, length: u64) -> Vec<u8> {
-        let byte = |position: u64| {
-            let object = self.objects.get(&(position / OBJECT));
-            object.map_or(0, |object| object[(position % OBJECT) as usize])
-        };
-        (offset..offset + length).map(byte).collect()
+        let mut bytes = Vec::with_capacity(length as usize);
+        for (object, within) in parts(offset, length) {
+            match self.objects.get(&object) {
+                Some(object) => bytes.extend_from_slice(&object[within]),
+                None => bytes.resize(bytes.len() + within.len(), 0),
+            }
+        }
+        bytes
     }
 
     pub(crate) fn resize(&mut self, size_bytes: u64) {
@@ -69,4 +74,13 @@ impl Disk {
             test_kit::same(&found.to_vec(), &self.read(offset, length), &format!("{what}: object {place}"));
         }
     }
+}
+
+/// Returns the parts of a range: an object, and the positions in it.
+fn parts(offset: u64, length: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+    (offset / OBJECT..(offset + length).div_ceil(OBJECT)).map(move |object| {
+        let start = object * OBJECT;
+        let within = |position: u64| (position.clamp(start, start + OBJECT) - start) as usize;
+        (object, within(offset)..within(offset + length))
+    })
 }
