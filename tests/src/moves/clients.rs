@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The time limit of a reply. Requests that wait for a node may take 30 seconds.
 const REPLY: Duration = Duration::from_secs(100);
 /// The pause after a request without success.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(5);
 
 /// The clients of a run.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,8 @@ pub struct Load {
     pub clients: usize,
     /// The percentage of requests that change a key.
     pub changes: u32,
+    /// The pause of each client after a request. Without one, clients take all processors.
+    pub pause: Duration,
     /// The seed of the clients' choices.
     pub seed: u64,
 }
@@ -53,7 +55,8 @@ impl Load {
 /// Panics if there is a problem.
 pub fn read_all(registers: &Registers, context: &str) -> u64 {
     let before = registers.counts.hits.load(Ordering::SeqCst);
-    let mut client = Client::new(registers, Load { clients: 1, changes: 0, seed: 0 }, 0);
+    let mut client =
+        Client::new(registers, Load { clients: 1, changes: 0, pause: Duration::ZERO, seed: 0 }, 0);
     for node in (0..registers.nodes()).filter(|node| registers.address(*node).is_some()) {
         for register in &registers.all {
             client.attempt(node, "mg", |client| client.meta_get(node, register));
@@ -68,7 +71,8 @@ pub fn read_all(registers: &Registers, context: &str) -> u64 {
 /// # Panics
 /// Panics if there is a problem.
 pub fn store_all(registers: &Registers, context: &str) {
-    let mut client = Client::new(registers, Load { clients: 1, changes: 100, seed: 0 }, 0);
+    let mut client =
+        Client::new(registers, Load { clients: 1, changes: 100, pause: Duration::ZERO, seed: 0 }, 0);
     let running: Vec<usize> =
         (0..registers.nodes()).filter(|node| registers.address(*node).is_some()).collect();
     for (number, register) in registers.all.iter().enumerate() {
@@ -109,11 +113,11 @@ impl<'a> Client<'a> {
         let mut times = Times::default();
         while !self.registers.is_over.load(Ordering::SeqCst) {
             let begun = Instant::now();
-            if self.step() {
+            let is_answered = self.step();
+            if is_answered {
                 times.add(begun.elapsed());
-            } else {
-                std::thread::sleep(PAUSE);
             }
+            std::thread::sleep(if is_answered { self.load.pause } else { PAUSE_AFTER_FAILURE });
         }
         times
     }

@@ -8,6 +8,7 @@ use cached_tests::moves::{By, Cluster, Options};
 use cached_tests::program::{Flavour, Program};
 use cached_tests::ring::SLOTS;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A short lease, and time limits below it.
 const SHORT: &str = "lease_secs = 2\npeer_timeout_ms = 1000\nconnect_timeout_ms = 1000";
@@ -15,7 +16,7 @@ const SHORT: &str = "lease_secs = 2\npeer_timeout_ms = 1000\nconnect_timeout_ms 
 /// however busy the host is.
 const LONGER: &str = "lease_secs = 6\npeer_timeout_ms = 1000\nconnect_timeout_ms = 1000";
 
-const LOAD: Load = Load { clients: 2, changes: 20, seed: 7 };
+const LOAD: Load = Load { clients: 2, changes: 20, pause: Duration::from_millis(1), seed: 7 };
 
 /// The keys of the test of what a node answers that stood still.
 const KEYS: usize = 200;

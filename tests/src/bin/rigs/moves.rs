@@ -165,7 +165,8 @@ fn end(cluster: Cluster, registers: &Registers) -> bool {
 /// Runs the load meanwhile. Returns the requests per second, and the time that 99 % did not exceed, in
 /// microseconds.
 fn timed(arguments: &Arguments, registers: &Registers, name: &str, meanwhile: impl FnOnce()) -> (f64, f64) {
-    let load = Load { clients: arguments.clients.into(), changes: arguments.changes, seed: arguments.seed };
+    let Arguments { clients, changes, seed, .. } = *arguments;
+    let load = Load { clients: clients.into(), changes, pause: Duration::ZERO, seed };
     let begun = Instant::now();
     let ((), mut times): ((), Times) = load.run(registers, meanwhile);
     let (secs, [half, most, rare, all]) =

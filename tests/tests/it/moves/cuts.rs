@@ -338,7 +338,7 @@ fn links_are_cut_while_slots_move() {
     let mut rounds = Rounds { cluster, registers: &registers, heavy: 0, played: BTreeMap::new() };
     // Nine reads for a change, then as many changes as reads.
     for (half, changes) in [(0, 10), (1, 50)] {
-        Load { clients: 6, changes, seed }.run(&registers, || {
+        Load { clients: 6, changes, pause: Duration::ZERO, seed }.run(&registers, || {
             for round in (0..count).filter(|round| round % 2 == half) {
                 let mut random = SmallRng::seed_from_u64(seed << 20 | round);
                 let faults = draw(&mut random);

@@ -14,14 +14,15 @@ use cached_tests::moves::clients::{Load, read_all};
 use cached_tests::moves::registers::Registers;
 use cached_tests::program::{Flavour, Program};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
 /// A load of nine reads for a change, and one of as many changes as reads.
-const READS: Load = Load { clients: 2, changes: 10, seed: 1 };
-const CHANGES: Load = Load { clients: 2, changes: 50, seed: 2 };
+const READS: Load = Load { clients: 2, changes: 10, pause: Duration::from_millis(1), seed: 1 };
+const CHANGES: Load = Load { changes: 50, seed: 2, ..READS };
 
 /// Runs a load before, while and after `meanwhile` lets slots move; every request must succeed. Then
 /// every key must have its last value at every node.

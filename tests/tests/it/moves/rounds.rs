@@ -136,7 +136,7 @@ fn rounds(by: By, options: Options, rounds: u64) {
     store_all(&registers, "the start");
     registers.be_strict(false);
     let mut played: BTreeMap<Fault, (u64, Duration)> = BTreeMap::new();
-    let load = Load { clients: 4, changes: 20, seed };
+    let load = Load { clients: 4, changes: 20, pause: Duration::ZERO, seed };
     load.run(&registers, || {
         for round in 0..rounds {
             let mut random = SmallRng::seed_from_u64(seed << 20 | round);
