@@ -299,7 +299,7 @@ impl<'a> Beside<'a> {
                 let sets: String = (0..100).map(set).collect();
                 conn.ask(format!("{sets}mn\r\n").as_bytes(), b"MN\r\n");
                 // Each round is a flood. Without a pause they take the processors from what is compared.
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(5));
             }
         }
     }

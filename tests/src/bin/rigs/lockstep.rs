@@ -39,7 +39,7 @@ pub(crate) fn run(Arguments { run, reference, password }: &Arguments) -> ExitCod
     let (program, configurations) = run.begin();
     let count = configurations.len() as u64;
     let mut good = true;
-    for configuration in configurations {
+    for (number, configuration) in configurations.into_iter().enumerate() {
         if *password && !configuration.is_alone() {
             continue;
         }
@@ -53,15 +53,15 @@ pub(crate) fn run(Arguments { run, reference, password }: &Arguments) -> ExitCod
         };
         let (begun, mut requests, mut sequences, mut differences) = (Instant::now(), 0, 0, 0);
         let time = Duration::from_secs(run.seconds) / count as u32;
-        // Every configuration runs at least once.
+        // Every configuration gets two kinds of requests at least, and the next one the other two.
         while differences < 3
-            && (sequences < Kind::ALL.len() as u64
+            && (sequences < 2
                 || match run.operations {
                     Some(operations) => requests < operations / count,
                     None => begun.elapsed() < time,
                 })
         {
-            let kind = Kind::ALL[sequences as usize % Kind::ALL.len()];
+            let kind = Kind::ALL[(2 * number + sequences as usize) % Kind::ALL.len()];
             match lockstep::play(&play, kind, run.seed.wrapping_add(sequences)) {
                 Ok(played) => requests += played,
                 Err(problem) => {
