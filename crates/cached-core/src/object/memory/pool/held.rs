@@ -223,8 +223,6 @@ impl Core {
     fn buckets_of(&self, bytes: &[u8]) -> Option<Range<u32>> {
         let start = bytes.as_ptr().addr().checked_sub(self.arena.at(0).addr())?;
         let end = start.checked_add(bytes.len()).filter(|end| *end <= self.metas.len() * BUCKET)?;
-        // Regions are adjacent, in the order of their numbers, so a bucket's number gives its
-        // position.
         (!bytes.is_empty()).then_some((start / BUCKET) as u32..end.div_ceil(BUCKET) as u32)
     }
 }

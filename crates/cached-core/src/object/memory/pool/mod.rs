@@ -129,6 +129,7 @@ impl Pool {
             huge_pages,
         })?;
         let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
+        debug_assert!(regions.iter().enumerate().all(|(at, region)| region.0 as usize == at));
         let region_shift = (region_bytes / BUCKET).trailing_zeros();
         // If the memory has more buckets than there are numbers, the rest remains unused.
         let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
@@ -334,11 +335,11 @@ impl Core {
         (1 << self.region_shift) - 1
     }
 
+    /// Returns the first byte of a bucket. Regions are adjacent, in the order of their numbers, so a
+    /// bucket's number gives its position.
     #[inline]
     fn at(&self, bucket: u32) -> *mut u8 {
-        let region = self.regions[(bucket >> self.region_shift) as usize];
-        let within = (bucket & ((1 << self.region_shift) - 1)) * BUCKET as u32;
-        self.arena.at(self.arena.offset_of(region, within))
+        self.arena.at(bucket as usize * BUCKET)
     }
 
     #[inline]

@@ -178,11 +178,8 @@ impl Core {
     /// Returns the memory of neighbouring buckets to the system.
     pub(super) fn discard(&self, run: &[u32]) -> std::io::Result<()> {
         let Some(first) = run.first() else { return Ok(()) };
-        let within = (first & ((1 << self.region_shift) - 1)) * BUCKET as u32;
-        let offset = self.arena.offset_of(self.regions[(first >> self.region_shift) as usize], within);
         // SAFETY: the caller has removed the buckets from the free ones, so nothing refers to them.
-        // Their numbers are consecutive, and the number between two regions is not a bucket's, so
-        // they lie in the same region.
-        unsafe { self.arena.discard(offset, run.len() * BUCKET) }
+        // Their numbers are consecutive, so their memory is.
+        unsafe { self.arena.discard(*first as usize * BUCKET, run.len() * BUCKET) }
     }
 }
