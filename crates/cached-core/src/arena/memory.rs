@@ -71,6 +71,19 @@ impl Memory {
     #[cfg(miri)]
     pub(crate) fn keep_pages_small(&self) {}
 
+    /// Makes the system provide the memory of `len` bytes from `offset` on in one call, which is cheaper
+    /// than a page fault for each page. Both numbers are multiples of the page size. On a best-effort
+    /// basis: a kernel that cannot leaves the faults.
+    #[cfg(not(miri))]
+    pub(crate) fn populate(&self, offset: usize, len: usize) {
+        debug_assert!(offset <= self.len && len <= self.len - offset);
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise_range(memmap2::Advice::PopulateWrite, self.offset() + offset, len);
+    }
+
+    #[cfg(miri)]
+    pub(crate) fn populate(&self, _offset: usize, _len: usize) {}
+
     /// Returns `len` bytes from `offset` on to the system; they are zero when used again. Both
     /// numbers are multiples of the page size.
     ///

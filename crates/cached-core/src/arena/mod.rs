@@ -185,6 +185,11 @@ impl Arena {
         self.memory.keep_pages_small();
     }
 
+    /// Obtains the memory of a range: see [`Memory::populate`].
+    pub(crate) fn populate(&self, offset: usize, len: usize) {
+        self.memory.populate(offset, len);
+    }
+
     /// Takes over the region table of an earlier process: the free regions, and the age order of
     /// the others, which are renumbered. `in_use` has all regions that are not free, oldest first.
     pub(crate) fn restore_free(&self, owner: Owner, in_use: &[RegionId]) {

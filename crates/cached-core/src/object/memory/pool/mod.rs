@@ -52,6 +52,9 @@ use run::buckets_of;
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
 
 const STRIPES: usize = 8;
+/// The numbers of fresh buckets whose memory is obtained together. A single one costs no less that way,
+/// and whoever takes very many does not fill them at once.
+const POPULATED: std::ops::RangeInclusive<u32> = 4..=1024;
 /// From this reference count on, a reader gets a copy instead of another pin.
 const PINS_MAX: u16 = 0x8000;
 /// A reference count that has reached this value never changes again, and the bucket is never
@@ -212,15 +215,17 @@ impl Pool {
                 reserved.put(top - 1);
             }
         }
+        let (mut used, mut more) = (0, 0);
         if reserved.count() < count {
             let mut fresh = lock(&self.core.fresh);
-            let (used, more) = (fresh.used, (count - reserved.count()).min(fresh.end - fresh.used));
+            (used, more) = (fresh.used, (count - reserved.count()).min(fresh.end - fresh.used));
             // The last is put first, so that they are taken in the order of their addresses.
             (used..used + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
             self.core.write_headers(used, more);
             fresh.used += more;
         }
         self.core.free.fetch_sub(reserved.count(), Ordering::Relaxed);
+        self.core.populate(used, more);
         reserved
     }
 
@@ -370,6 +375,14 @@ impl Core {
                 opened_at: 0,
             };
             self.arena.write_header(region, &header);
+        }
+    }
+
+    /// Obtains the memory of fresh buckets, which their holder is about to fill.
+    fn populate(&self, fresh: u32, more: u32) {
+        if POPULATED.contains(&more) {
+            let (first, last) = (self.number(fresh), self.number(fresh + more - 1));
+            self.arena.populate(first as usize * BUCKET, (last - first + 1) as usize * BUCKET);
         }
     }
 

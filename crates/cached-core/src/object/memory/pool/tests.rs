@@ -45,6 +45,24 @@ fn a_reservation_takes_up_released_buckets_and_gives_back_all_at_once() {
 }
 
 #[test]
+#[cfg(all(target_os = "linux", not(miri)))]
+fn fresh_buckets_that_are_taken_together_have_their_memory() {
+    let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
+    let is_there = |bucket: u32| {
+        let mut page = 0_u8;
+        // SAFETY: the bucket is a page of the pool, and `page` has room for the answer about one page.
+        let code = unsafe { libc::mincore(pool.at(bucket).cast(), BUCKET, &raw mut page) };
+        assert_eq!(code, 0);
+        page & 1 == 1
+    };
+    let one = pool.reserve_up_to(1).pop().unwrap();
+    let mut more = pool.reserve_up_to(20);
+    let taken: Vec<u32> = std::iter::from_fn(|| more.pop()).collect();
+    assert_eq!(taken.len(), 20, "of two regions");
+    assert!(!is_there(one) && taken.into_iter().all(is_there) && !is_there(30));
+}
+
+#[test]
 fn the_bucket_used_last_is_used_next_and_headers_name_the_owner() {
     let pool = Pool::new(PoolMemory::fixed(1 << 20)).unwrap();
     let mut reserved = pool.reserve_up_to(16);
