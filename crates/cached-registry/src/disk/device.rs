@@ -166,15 +166,19 @@ impl Disk {
     pub(super) fn read_slot(&self, node: u64, version: u64) -> Result<Option<Slot>> {
         let node = usize::try_from(node).ok().filter(|node| *node < self.nodes);
         let Some(node) = node else { return Err(self.damage("a block names a node that does not exist")) };
-        let mut slot = Aligned::new(SLOT_BYTES);
-        self.read_at(self.slot_at(node, version), slot.bytes_mut())?;
+        let at = self.slot_at(node, version);
+        let mut header = Aligned::new(BLOCK_BYTES);
+        self.read_at(at, header.bytes_mut())?;
+        let len = usize::try_from(word(header.bytes(), 2)).ok().filter(|len| *len <= TABLE_BYTES_MAX);
+        let Some(len) = len else { return Ok(None) };
+        // Most tables are much smaller than their place.
+        let mut slot = Aligned::new(BLOCK_BYTES + len.next_multiple_of(BLOCK_BYTES));
+        self.read_at(at, slot.bytes_mut())?;
         let word = |index| word(slot.bytes(), index);
-        let len = usize::try_from(word(2)).ok().filter(|len| *len <= TABLE_BYTES_MAX);
         // A slot that is being overwritten has the new header and a part of the new table, or neither.
-        let len = len.filter(|len| {
-            word(0) == SLOT_MAGIC && word(1) == version && word(3) == slot_crc(slot.bytes(), *len)
-        });
-        Ok(len.map(|len| Slot {
+        let is_whole =
+            [SLOT_MAGIC, version, len as u64, slot_crc(slot.bytes(), len)] == [0, 1, 2, 3].map(word);
+        Ok(is_whole.then(|| Slot {
             table: slot.bytes()[BLOCK_BYTES..][..len].to_vec(),
             applied: std::array::from_fn(|node| word(SLOT_WORDS + node)),
         }))

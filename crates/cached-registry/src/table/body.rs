@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Clock, Timestamp};
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::Cell;
@@ -24,6 +25,8 @@ pub(crate) struct TableBody<C> {
     /// The time between two reads by a watch.
     poll: Duration,
     observed: Mutex<Observed>,
+    /// The encoded table that was read last, and its content: a watch reads the same one many times.
+    decoded: Mutex<(Bytes, Arc<Table>)>,
     /// Locked during a change, so that the changes of one process do not compete. Contains the
     /// table that this process has written last, with its version.
     turn: tokio::sync::Mutex<Option<(u64, Table)>>,
@@ -37,7 +40,8 @@ impl<C: fmt::Debug> fmt::Debug for TableBody<C> {
 
 impl<C: Cell> TableBody<C> {
     pub(crate) fn new(cell: C, clock: Arc<dyn Clock>, poll: Duration) -> Self {
-        Self { cell, clock, poll, observed: Mutex::default(), turn: tokio::sync::Mutex::default() }
+        let (observed, decoded, turn) = Default::default();
+        Self { cell, clock, poll, observed, decoded, turn }
     }
 
     pub(crate) async fn get(&self, key: &Key) -> Result<Option<Document>> {
@@ -78,7 +82,7 @@ impl<C: Cell> TableBody<C> {
                 return Ok(changes);
             }
             if !ended.is_empty() {
-                self.end(version, table, &ended).await?;
+                self.end(version, Arc::unwrap_or_clone(table), &ended).await?;
                 continue;
             }
             self.clock.sleep(self.poll).await;
@@ -86,11 +90,19 @@ impl<C: Cell> TableBody<C> {
     }
 
     /// Reads the table, and determines the leases in it that have ended.
-    async fn read(&self) -> Result<(Option<u64>, Table, Vec<LeaseId>)> {
+    async fn read(&self) -> Result<(Option<u64>, Arc<Table>, Vec<LeaseId>)> {
         let content = self.cell.read().await?;
-        let table = Table::decode(&content.bytes)?;
+        let table = self.decode(content.bytes)?;
         let ended = self.observe(&table);
         Ok((content.version, table, ended))
+    }
+
+    fn decode(&self, bytes: Bytes) -> Result<Arc<Table>> {
+        let mut decoded = self.decoded.lock();
+        if decoded.0 != bytes {
+            *decoded = (bytes.clone(), Arc::new(Table::decode(&bytes)?));
+        }
+        Ok(Arc::clone(&decoded.1))
     }
 
     fn observe(&self, table: &Table) -> Vec<LeaseId> {
@@ -122,7 +134,10 @@ impl<C: Cell> TableBody<C> {
                     let ended = self.observe(&table);
                     (Some(version), table, ended)
                 }
-                None => self.read().await?,
+                None => {
+                    let (version, table, ended) = self.read().await?;
+                    (version, Arc::unwrap_or_clone(table), ended)
+                }
             };
             if !ended.is_empty() {
                 self.end(version, table, &ended).await?;
@@ -165,7 +180,6 @@ mod tests {
     use super::*;
     use crate::document::Expect;
     use blocker::SystemClock;
-    use bytes::Bytes;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     /// A cell in memory, which counts its operations.
