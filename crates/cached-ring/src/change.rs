@@ -9,8 +9,11 @@ use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, Ward
 use crate::plan::{spread, wanted_owners};
 use crate::slots::{SLOTS, Slot, SlotSet};
 
-/// The maximum number of slots of a move.
-pub const MOVE_SLOTS_MAX: usize = 1024;
+/// The size of the items that a move should not exceed, in bytes: one that is given up begins anew.
+const MOVE_BYTES: u64 = 512 << 20;
+/// The number of slots that a move may have whatever they hold: the source visits all of its items for
+/// each move.
+const MOVE_SLOTS_MIN: usize = 1024;
 /// The maximum number of moves whose source is the same node.
 pub const SOURCE_MOVES_MAX: usize = 2;
 /// The maximum number of runs of a move that [`Map::next_move`] returns: the documents of a ring
@@ -205,8 +208,8 @@ impl Map {
     ///
     /// # Errors
     /// Returns a line if there is no such node, `from` does not own all of the slots, a slot is in a
-    /// move, there are no slots or more than [`MOVE_SLOTS_MAX`], the ring is paused, `to` is the
-    /// target of another move, or `from` the source of [`SOURCE_MOVES_MAX`].
+    /// move, there are no slots, the ring is paused, `to` is the target of another move, or `from` the
+    /// source of [`SOURCE_MOVES_MAX`].
     pub fn begin_move(&self, from: &str, to: &str, slots: SlotSet) -> Result<Map, MapError> {
         let (source, target) = (self.known(from)?, self.known(to)?);
         if self.is_paused {
@@ -220,12 +223,6 @@ impl Map {
         if self.is_busy(source) {
             return Err(MapError::new(format_args!(
                 "node {from} is the source of {SOURCE_MOVES_MAX} moves; one of them must end first"
-            )));
-        }
-        let count = slots.len();
-        if count > MOVE_SLOTS_MAX {
-            return Err(MapError::new(format_args!(
-                "the move would have {count} slots; it must have {MOVE_SLOTS_MAX} at most"
             )));
         }
         let mut next = self.next()?;
@@ -256,11 +253,13 @@ impl Map {
     }
 
     /// Returns the next move to the node `to` that brings the ring nearer to the shares of the nodes'
-    /// weights: its source, for which `is_reachable` returns true, and its slots. `None` if there is
-    /// nothing to move, or not now: the ring is paused, or a move to this node is in progress.
+    /// weights: its source and its slots. `None` if there is nothing to move, or not now: the ring is
+    /// paused, or a move to this node is in progress. `held` returns the size of all items of a node, in
+    /// bytes, and `None` for one that cannot be a source now.
     ///
-    /// Moves that are in progress count as done. Slots that are wished for the node come first.
-    pub fn next_move(&self, to: &str, is_reachable: &dyn Fn(&str) -> bool) -> Option<(String, SlotSet)> {
+    /// Moves that are in progress count as done. Slots that are wished for the node come first. The less
+    /// the source holds, the more slots move at once.
+    pub fn next_move(&self, to: &str, held: &dyn Fn(&str) -> Option<u64>) -> Option<(String, SlotSet)> {
         let target = self.find(to)?;
         if self.is_paused || self.moves.iter().any(|one| one.to == target) {
             return None;
@@ -273,16 +272,21 @@ impl Map {
         let most = |slots: &mut dyn Iterator<Item = Slot>| {
             let mut by_source = vec![Vec::new(); self.nodes.len()];
             slots.filter(is_missing).for_each(|slot| by_source[self.owner(slot).index()].push(slot));
-            let sources = (0..).map(NodeIndex).zip(by_source).filter(|(source, slots)| {
-                !slots.is_empty() && !self.is_busy(*source) && is_reachable(&self.node(*source).name)
+            let sources = (0..).map(NodeIndex).zip(by_source).filter_map(|(source, slots)| {
+                let may_give = !slots.is_empty() && !self.is_busy(source);
+                let bytes = may_give.then(|| held(&self.node(source).name))??;
+                Some((source, slots, bytes))
             });
-            sources.max_by_key(|(source, slots)| (slots.len(), Reverse(*source)))
+            sources.max_by_key(|(source, slots, _)| (slots.len(), Reverse(*source)))
         };
         let wished = self.wishes.iter().find(|wish| wish.to == target);
         let wished = wished.and_then(|wish| most(&mut wish.slots.iter()));
-        let (source, slots) = wished.or_else(|| most(&mut Slot::all()))?;
+        let (source, slots, bytes) = wished.or_else(|| most(&mut Slot::all()))?;
+        // Slots hold about as much as each other.
+        let share = MOVE_BYTES * self.slots_of(source).count() as u64 / bytes.max(1);
+        let slots_max = (share as usize).max(MOVE_SLOTS_MIN);
         let (mut taken, mut runs, mut previous) = (SlotSet::new(), 0, None);
-        for slot in slots.into_iter().take(MOVE_SLOTS_MAX) {
+        for slot in slots.into_iter().take(slots_max) {
             runs += usize::from(previous.is_none_or(|previous| previous + 1 != slot.number()));
             if runs > MOVE_RUNS_MAX {
                 break;
@@ -353,18 +357,22 @@ mod tests {
         assert_eq!((two.version(), two.nodes()[0].term, two.counts()), (2, 2, vec![0, SLOTS]));
         assert_eq!(error(two.join(node("a", 1))), "the ring has a node a");
 
-        // A batch at a time; a source that is away is waited for.
-        assert_eq!(two.next_move("a", &|_| false), None);
-        let (source, batch) = two.next_move("a", &|_| true).unwrap();
-        assert_eq!((source.as_str(), batch.len()), ("b", MOVE_SLOTS_MAX));
-        assert_eq!(two.next_move("b", &|_| true), None);
+        // Some gigabytes are moved in parts; a source that is away is waited for.
+        assert_eq!(two.next_move("a", &|_| None), None);
+        let slots_moved = |held| two.next_move("a", &|_| Some(held)).map(|(_, slots)| slots.len());
+        assert_eq!([0, MOVE_BYTES * 2].map(slots_moved), [Some(SLOTS / 2); 2]);
+        assert_eq!(slots_moved(MOVE_BYTES * 4), Some(SLOTS / 4));
+        assert_eq!(slots_moved(u64::MAX), Some(MOVE_SLOTS_MIN));
+        let (source, batch) = two.next_move("a", &|_| Some(u64::MAX)).unwrap();
+        assert_eq!(source, "b");
+        assert_eq!(two.next_move("b", &|_| Some(0)), None);
         let moving = two.begin_move("b", "a", batch.clone()).unwrap();
-        assert_eq!(moving.next_move("a", &|_| true), None, "one at a time");
+        assert_eq!(moving.next_move("a", &|_| Some(0)), None, "one at a time");
         assert_eq!(moving.moves()[0].id, 3);
         let aborted = moving.abort_move(3).unwrap();
         assert_eq!((aborted.moves(), aborted.counts()), (&[][..], vec![0, SLOTS]));
         let committed = moving.commit_move(3).unwrap();
-        assert_eq!(committed.counts(), [MOVE_SLOTS_MAX, SLOTS - MOVE_SLOTS_MAX]);
+        assert_eq!(committed.counts(), [MOVE_SLOTS_MIN, SLOTS - MOVE_SLOTS_MIN]);
         assert_eq!(error(committed.commit_move(3)), "there is no move 3; it has ended");
         assert_eq!(error(committed.abort_move(3)), "there is no move 3; it has ended");
         assert!(committed.follows(&two, "a") && committed.is_whole_since(&two));
@@ -375,11 +383,11 @@ mod tests {
         let drained = committed.set_weight("a", 0).unwrap();
         let line = error(drained.set_weight("b", 0));
         assert!(line.starts_with("node b: weight: would be 0, as that of all other nodes"), "{line}");
-        let (source, batch) = drained.next_move("b", &|_| true).unwrap();
-        assert_eq!((source.as_str(), batch.len()), ("a", MOVE_SLOTS_MAX));
+        let (source, batch) = drained.next_move("b", &|_| Some(0)).unwrap();
+        assert_eq!((source.as_str(), batch.len()), ("a", MOVE_SLOTS_MIN));
         let back = drained.begin_move("a", "b", batch).unwrap();
         let back = back.commit_move(back.version()).unwrap();
-        assert_eq!(back.next_move("b", &|_| true), None);
+        assert_eq!(back.next_move("b", &|_| Some(0)), None);
         let alone = back.remove("a").unwrap();
         assert_eq!((alone.nodes().len(), alone.counts()), (1, vec![SLOTS]));
         assert!(alone.join(node("a", 1)).unwrap().nodes()[0].term > 2, "a term is never used again");
@@ -398,14 +406,10 @@ mod tests {
         assert!(
             begin(&map, "a", "c", slots(7..9)).ends_with("slot 7 belongs to b; it must belong to the source")
         );
-        assert_eq!(
-            begin(&map, "b", "a", slots(0..1025)),
-            "the move would have 1025 slots; it must have 1024 at most"
-        );
         let paused = map.set_paused(true).unwrap();
         assert_eq!(begin(&paused, "b", "a", slots(0..1)), "the ring is paused; no move may begin");
-        assert_eq!(paused.next_move("a", &|_| true), None);
-        assert!(paused.set_paused(false).unwrap().next_move("a", &|_| true).is_some());
+        assert_eq!(paused.next_move("a", &|_| Some(0)), None);
+        assert!(paused.set_paused(false).unwrap().next_move("a", &|_| Some(0)).is_some());
         let moving = map.begin_move("b", "a", slots(0..5)).unwrap();
         assert_eq!(
             begin(&moving, "b", "a", slots(9..10)),
@@ -422,7 +426,7 @@ mod tests {
         let busy = moving.begin_move("b", "c", slots(9..10)).unwrap();
         let line = "node b is the source of 2 moves; one of them must end first";
         assert_eq!(begin(&busy, "b", "d", slots(20..21)), line);
-        assert_eq!(busy.next_move("d", &|_| true), None);
+        assert_eq!(busy.next_move("d", &|_| Some(0)), None);
         // Nodes join and leave while slots move: the moves are the same.
         let other = busy.remove("d").unwrap().join(node("aa", 1)).unwrap();
         let names = |map: &Map| -> Vec<(u64, String, String, SlotSet)> {
@@ -462,7 +466,7 @@ mod tests {
         // Even if no weight is left.
         let idle = alone.join(node("a", 0)).unwrap();
         assert_eq!(idle.fail("b", &|_| true).unwrap().counts(), [SLOTS, 0]);
-        assert_eq!(idle.fail("b", &|_| true).unwrap().next_move("a", &|_| true), None);
+        assert_eq!(idle.fail("b", &|_| true).unwrap().next_move("a", &|_| Some(0)), None);
     }
 
     /// Returns the wardens of the nodes, and the versions in which they became that.
@@ -569,9 +573,10 @@ mod tests {
             let run = |map: &mut Map, step: &Step, away: &mut [bool; 4]| match step {
                 Step::Move(at) => {
                     let away = &*away;
-                    let is_reachable = |name: &str| !away[NAMES.iter().position(|other| *other == name).unwrap()];
-                    let Some((from, slots)) = map.next_move(NAMES[*at], &is_reachable) else { return false };
-                    assert!(is_reachable(&from) && slots.runs().count() <= MOVE_RUNS_MAX);
+                    let is_away = |name: &str| away[NAMES.iter().position(|other| *other == name).unwrap()];
+                    let held = |name: &str| (!is_away(name)).then_some(u64::MAX);
+                    let Some((from, slots)) = map.next_move(NAMES[*at], &held) else { return false };
+                    assert!(!is_away(&from) && slots.runs().count() <= MOVE_RUNS_MAX);
                     *map = map.begin_move(&from, NAMES[*at], slots).unwrap();
                     true
                 }
@@ -610,7 +615,7 @@ mod tests {
                 }
             }
             // Everything moves at most once, in batches of which few are small; wished slots in their own.
-            prop_assert!(begun <= SLOTS / MOVE_SLOTS_MAX + 32, "{begun} moves");
+            prop_assert!(begun <= SLOTS / MOVE_SLOTS_MIN + 32, "{begun} moves");
             for wish in map.wishes() {
                 prop_assert!(wish.slots.iter().all(|slot| map.owner(slot) == wish.to), "{wish:?}");
             }

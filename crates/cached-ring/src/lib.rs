@@ -35,7 +35,7 @@ mod slots;
 pub mod wire;
 mod wishes;
 
-pub use change::{MOVE_SLOTS_MAX, SOURCE_MOVES_MAX};
+pub use change::SOURCE_MOVES_MAX;
 pub use form::{documents, from_documents, from_file, to_file};
 pub use lane::{Answer, Asked, Executed, Failed, Inbound, Outbound, RequestId, Waiter};
 pub use lease::{Holder, Promise, Strike, Warden};

@@ -154,7 +154,7 @@ mod tests {
 
     /// Lets a node take what it is due, and returns it.
     fn take(map: &mut Map, to: &str) -> Option<(String, String)> {
-        let (from, moved) = map.next_move(to, &|_| true)?;
+        let (from, moved) = map.next_move(to, &|_| Some(0))?;
         *map = map.begin_move(&from, to, moved.clone()).unwrap();
         *map = map.commit_move(map.version()).unwrap();
         Some((from, moved.to_string()))
@@ -173,14 +173,14 @@ mod tests {
         );
         // They stay if the shares change, and before others if the node owes some.
         let map = map.set_weight("b", 3).unwrap();
-        let (_, given) = map.next_move("b", &|_| true).unwrap();
+        let (_, given) = map.next_move("b", &|_| Some(0)).unwrap();
         assert!(given.iter().all(|slot| !map.wishes()[0].slots.contains(slot)));
         let map = map.wish("b", &slots("9000")).unwrap();
-        assert_eq!(map.next_move("b", &|_| true), Some(("a".into(), slots("9000"))));
-        assert_eq!(map.next_move("b", &|node| node != "a"), None);
+        assert_eq!(map.next_move("b", &|_| Some(0)), Some(("a".into(), slots("9000"))));
+        assert_eq!(map.next_move("b", &|node| (node != "a").then_some(0)), None);
         // A wish at the owner replaces one that was not fulfilled.
         let map = map.wish("a", &slots("9000")).unwrap();
-        assert!(map.next_move("b", &|_| true).unwrap().1.iter().all(|slot| slot.number() != 9000));
+        assert!(map.next_move("b", &|_| Some(0)).unwrap().1.iter().all(|slot| slot.number() != 9000));
     }
 
     #[test]

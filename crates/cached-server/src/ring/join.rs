@@ -349,7 +349,7 @@ mod tests {
             assert_eq!(started(&theirs, &b).await, Ok(2));
             let map = ours.read().await.expect("documents").map;
             assert_eq!((map.version(), map.counts()), (2, vec![16384, 0]));
-            let slots = map.next_move("b", &|_| true).expect("a move").1;
+            let slots = map.next_move("b", &|_| Some(0)).expect("a move").1;
             let begun = theirs.change(|map| map.begin_move("a", "b", slots.clone())).await.expect("a move");
             assert_eq!(begun.moves().len(), 1);
             assert_eq!(started(&ours, &a).await, Ok(2));

@@ -84,14 +84,14 @@ impl Shared {
         if let Some(left) = map.moves().iter().find(|one| Some(one.to) == own) {
             return Next::Abort(left.id);
         }
-        if map.next_move(&self.node, &|_| true).is_none() {
+        if map.next_move(&self.node, &|_| Some(0)).is_none() {
             return Next::Wait;
         }
         // A node that does not know this one would leave it out when it flushes all nodes.
         if !self.live.is_known_to_all() {
             return Next::Look;
         }
-        let next = map.next_move(&self.node, &|node| self.live.is_reachable(node));
+        let next = map.next_move(&self.node, &|node| self.live.held_bytes(node));
         next.map_or(Next::Look, |(from, slots)| Next::Move(from, slots))
     }
 

@@ -230,8 +230,16 @@ impl Ring {
 
     /// Returns whether a worker has a lane to a node.
     pub(crate) fn is_reachable(&self, node: &str) -> bool {
-        let peer = self.maps.lock().peers.get(node).cloned();
-        peer.is_some_and(|peer| peer.is_reachable())
+        self.peer(node).is_some_and(|peer| peer.is_reachable())
+    }
+
+    /// Returns the size of the items of a node to which a worker has a lane, as it has last reported it.
+    pub(crate) fn held_bytes(&self, node: &str) -> Option<u64> {
+        self.peer(node).filter(|peer| peer.is_reachable())?.held_bytes()
+    }
+
+    fn peer(&self, node: &str) -> Option<Arc<Peer>> {
+        self.maps.lock().peers.get(node).cloned()
     }
 
     /// Returns whether every node that this one reaches has a map at least as late as this process has
@@ -367,7 +375,7 @@ impl Ring {
     /// Returns whether this node has been given slots for which another node may still execute
     /// requests, because the other node may have another map in force.
     pub(crate) fn must_wait(&self) -> bool {
-        if self.words.count(SlotState::Purging) == 0 {
+        if !self.has_purging() {
             return false;
         }
         let maps = self.maps.lock();
@@ -384,6 +392,11 @@ impl Ring {
     /// Returns whether items are to be removed whose slots are not this node's own.
     pub(crate) fn is_purging(&self) -> bool {
         self.is_purging.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether slots of this node are being prepared.
+    pub(crate) fn has_purging(&self) -> bool {
+        self.words.count(SlotState::Purging) > 0
     }
 
     /// Records that items are to be removed whose slots are not this node's own.
@@ -432,7 +445,7 @@ impl Ring {
     /// Returns the mark of the store as it is.
     pub(crate) fn mark_now(&self) -> u64 {
         let maps = self.maps.lock();
-        if maps.transfers.may_lose() || self.words.count(SlotState::Purging) > 0 {
+        if maps.transfers.may_lose() || self.has_purging() {
             return MIXED;
         }
         let has_others = self.is_purging() || maps.transfers.is_filling();

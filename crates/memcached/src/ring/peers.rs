@@ -165,6 +165,11 @@ impl Peer {
         (0..self.workers.len()).any(|worker| self.is_open(worker))
     }
 
+    /// Returns the size of the peer's items, as it has last reported it; `None` before the first report.
+    pub(super) fn held_bytes(&self) -> Option<u64> {
+        self.told.lock().report.map(|report| report.item_bytes)
+    }
+
     fn sum(&self, of: impl Fn(&PeerCounts) -> &AtomicU64) -> u64 {
         self.workers.iter().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
     }

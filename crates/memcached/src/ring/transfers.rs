@@ -172,6 +172,12 @@ impl Ring {
         maps.in_force.find_move(id).is_some() && (is_sealed || !maps.transfers.is_held)
     }
 
+    /// Returns whether the map in force has a move from this node.
+    pub(crate) fn is_giving(&self) -> bool {
+        let map = self.map();
+        map.moves().iter().any(|one| Some(one.from) == self.own_index(&map))
+    }
+
     /// Returns whether the slots of a move are sealed.
     pub(crate) fn is_giving_sealed(&self, id: u64) -> bool {
         self.maps.lock().transfers.sealed.contains_key(&id)

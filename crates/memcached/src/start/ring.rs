@@ -41,6 +41,12 @@ impl LiveServer {
         self.ring(|ring, _| ring.is_reachable(node)).unwrap_or(false)
     }
 
+    /// Returns the size of the items of a node to which there is a connection, as it has last reported it,
+    /// in bytes; `None` if there is none, or no report yet.
+    pub fn held_bytes(&self, node: &str) -> Option<u64> {
+        self.ring(|ring, _| ring.held_bytes(node)).flatten()
+    }
+
     /// Returns whether every node that this one reaches knows this one: it has a map at least as late as
     /// the first one of this process, and has opened all of its lanes to this node. Requests for slots
     /// that this node takes before would fail at the others.

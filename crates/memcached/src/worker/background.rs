@@ -143,9 +143,11 @@ fn fail_on_panic(shared: &Shared, thread: &str, body: impl FnOnce()) {
 fn follow_maps(shared: &Shared, end: &End) {
     let Some(ring) = &shared.ring else { return };
     let mut maps = MapThread::new(shared, ring);
-    while !end.is_requested() && maps.step(&|| end.is_requested()) == Step::Done {
-        if ring.next_map().is_none() && !ring.is_purging() {
-            end.wait(if ring.has_waiting() { RETRY } else { TICK });
+    while !end.is_requested() {
+        match maps.step(&|| end.is_requested()) {
+            Step::Done => {}
+            Step::Idle => _ = end.wait(if ring.has_waiting() { RETRY } else { TICK }),
+            Step::Ended => return,
         }
     }
 }

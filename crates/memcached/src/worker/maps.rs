@@ -31,6 +31,10 @@ const NO_RING: u64 = 0;
 /// The interval at which other nodes are asked for their maps.
 const ASK: Duration = Duration::from_millis(50);
 
+/// The time without another map after which items are removed that are in nobody's way: one pass for
+/// those of several moves.
+const PURGE_AFTER: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
+
 /// Returns what the CAS values of slots exceed that come without their items from a node that was struck
 /// off, in the map of this version or an earlier one: the lost owner may have given any of its own to
 /// clients. Owners give fewer than 2^40 between two strikes.
@@ -99,6 +103,8 @@ pub(super) struct MapThread<'a> {
     ticked: Instant,
     /// When waiting requests were last tried again.
     retried: Instant,
+    /// When a map was last put in force.
+    applied: Instant,
     /// The removal of items that a map has interrupted.
     purge: Option<Purge>,
 }
@@ -113,10 +119,12 @@ struct Purge {
     removed: u64,
 }
 
-/// Whether a step was completed.
+/// What a step has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Done,
+    /// Nothing was due.
+    Idle,
     /// The thread must end, or another process has the store.
     Ended,
 }
@@ -124,7 +132,7 @@ pub(super) enum Step {
 impl<'a> MapThread<'a> {
     pub(super) fn new(shared: &'a Shared, ring: &'a Ring) -> MapThread<'a> {
         let now = Instant::now();
-        MapThread { shared, ring, ticked: now, retried: now, purge: None }
+        MapThread { shared, ring, ticked: now, retried: now, applied: now, purge: None }
     }
 
     /// Does what is due: ticks, then the next map, then the removal of items. `ends` says whether the
@@ -134,10 +142,17 @@ impl<'a> MapThread<'a> {
         if let Some(map) = self.ring.next_map() {
             return self.apply(&map, ends);
         }
-        match self.ring.is_purging() {
+        match self.ring.is_purging() && !self.may_purge_later() {
             true => self.purge(ends),
-            false => Step::Done,
+            false => Step::Idle,
         }
+    }
+
+    /// Returns whether the removal of items can wait for those of further slots, because it hinders
+    /// nobody.
+    fn may_purge_later(&self) -> bool {
+        let more_may_follow = self.applied.elapsed() < PURGE_AFTER || self.ring.is_giving();
+        more_may_follow && !self.ring.has_purging() && !self.shared.kv.is_full()
     }
 
     /// Lets the workers look after their lanes, and try waiting requests again, if that is due.
@@ -205,6 +220,7 @@ impl<'a> MapThread<'a> {
             return Step::Ended;
         }
         self.ring.announce(map);
+        self.applied = Instant::now();
         let (version, slots) = (map.version(), own.map_or(0, |own| map.slots_of(own).count()));
         match lost + gained > 0 || map.nodes() != before.nodes() {
             true => tracing::info!(version, slots, lost, gained, "a map of the ring is in force"),

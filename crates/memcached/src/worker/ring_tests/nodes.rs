@@ -72,9 +72,8 @@ pub(in crate::worker) fn shared(settings: Settings) -> Arc<Shared> {
 pub(in crate::worker) fn follow_maps(shared: &Shared) {
     let ring = shared.ring.as_ref().expect("a ring");
     let mut thread = MapThread::new(shared, ring);
-    while ring.next_map().is_some() || ring.is_purging() {
-        assert_eq!(thread.step(&|| false), Step::Done);
-    }
+    while thread.step(&|| false) == Step::Done {}
+    assert!(ring.next_map().is_none() && !ring.is_purging());
 }
 
 /// A node.
