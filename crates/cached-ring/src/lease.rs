@@ -168,6 +168,13 @@ impl Holder {
         (self.is_registered, self.registry_until) = (false, 0);
     }
 
+    /// Returns whether the node asks for no more time, neither the registry nor its warden, because a part
+    /// of it has stood still for `stalled_ns`. So it answers for about a lease longer at most.
+    #[must_use]
+    pub fn gives_up(&self, stalled_ns: u64) -> bool {
+        self.lease_ns > 0 && stalled_ns >= self.lease_ns / 3
+    }
+
     /// Begins an attempt of this node to change its warden in the map of this version: promises of the
     /// earlier warden do not count from here on, because the other one will not know of them. The
     /// outcome is known from the next map that is [put in force](Self::follow) and has a higher version.

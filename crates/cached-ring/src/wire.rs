@@ -7,7 +7,7 @@
 //!                     PART     the next part of a request
 //!                     MORE     send the next part of a reply
 //!                     FORGET   end a request whose client has gone
-//!                     PING     8 bytes that the PONG repeats
+//!                     PING     8 bytes that the PONG repeats; with the highest bit, asks for no promise
 //!                     BYE      no message follows
 //! to the entry        DONE     a reply, or its last part
 //!                     PART     a part of a reply; the next one waits for MORE
@@ -37,6 +37,8 @@ pub const OPEN_MAX: usize = 64;
 /// The maximum number of replies of a lane that wait for MORE. The owner sends further replies
 /// without waiting.
 pub const SUSPENDED_MAX: usize = 1024;
+/// The bit of a PING's token with which the entry asks its warden for no promise.
+pub const NO_PROMISE: u64 = 1 << 63;
 /// The slot of a message that has none.
 pub(crate) const NO_SLOT: u16 = u16::MAX;
 

@@ -25,8 +25,9 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
+/// Nodes with faults on demand.
 fn with(ring: &'static str) -> Options {
-    Options { ring, ..Options::default() }
+    Options { args: "-m 128 -t 2 --debug-clock", ring, ..Options::default() }
 }
 
 fn start(names: &[&str], by: By, options: Options) -> (Cluster, Registers) {
@@ -66,8 +67,16 @@ fn set_all(conn: &mut Conn, value: &str) {
     (0..KEYS).for_each(|_| conn.expect(b"STORED\r\n", value));
 }
 
-/// A node that stands still is replaced. What its clients have sent in the meantime is answered by the
-/// new owners, and it is given slots again. So is one that is killed. A node that runs is not replaced.
+fn expect_all(conn: &mut Conn, value: &str) {
+    for number in 0..KEYS {
+        let reply = format!("VALUE seen-{number} 0 {}\r\n{value}\r\nEND\r\n", value.len());
+        conn.expect(reply.as_bytes(), value);
+    }
+}
+
+/// A node that stands still is replaced, as is one of which a worker does. What its clients have sent in
+/// the meantime is answered by the new owners, and it is given slots again. So is one that is killed. A node
+/// that runs is not replaced.
 #[test]
 fn a_node_that_stands_still_or_is_killed_is_replaced() {
     if !is_cached() {
@@ -85,12 +94,27 @@ fn a_node_that_stands_still_or_is_killed_is_replaced() {
     let gets: String = (0..KEYS).map(|number| format!("get seen-{number}\r\n")).collect();
     at_b.send(gets.as_bytes());
     cluster.nodes[1].process.signal(libc::SIGCONT);
-    for number in 0..KEYS {
-        at_b.expect(format!("VALUE seen-{number} 0 3\r\nnew\r\nEND\r\n").as_bytes(), "after a stop");
-    }
+    expect_all(&mut at_b, "new");
     cluster.settle("b has slots again");
     let log = cluster.nodes[1].process.log();
     assert!(log.contains("this node was struck off while its lease had ended"), "{log}");
+
+    // Only builds with faults can let a worker hang.
+    if cluster.say(1, "debugtime stall-off") == "OK" {
+        // Successive connections belong to different workers, of which the first one hangs.
+        let [mut stuck, mut beside, _, mut waiting] = [(); 4].map(|()| cluster.nodes[1].process.connect());
+        set_all(&mut at_a, "old");
+        stuck.send(b"debugtime stall-on\r\n");
+        wait_until_replaced(&cluster, "b", &[0, 2]);
+        set_all(&mut at_a, "new");
+        waiting.send(gets.as_bytes());
+        let log = cluster.nodes[1].process.log();
+        assert!(log.contains("a worker makes no progress: this node does not renew its lease"), "{log}");
+        beside.ask(b"debugtime stall-off\r\n", b"OK\r\n");
+        stuck.expect(b"OK\r\n", "the worker goes on");
+        expect_all(&mut waiting, "new");
+        cluster.settle("b has slots again after a worker has hung");
+    }
 
     registers.be_strict(false);
     cluster.kill(2);

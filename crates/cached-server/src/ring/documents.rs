@@ -8,6 +8,7 @@ use cached_registry::{
     Change, Document, Error, Expect, Key, Lease, LeaseId, Listing, Registry, Revision, Watch,
 };
 use cached_ring::{Map, MapError, from_documents};
+use serde::{Deserialize, Serialize};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,6 +20,9 @@ const CONFLICTS_MAX: u32 = 30;
 
 /// The part of the names of documents by which nodes are alive.
 const ALIVE: &str = "alive/";
+
+/// The file with the number of the host's boot, which containers of a host share.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The reason why documents cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +74,25 @@ pub(super) struct Guards<'a> {
 /// The nodes whose leases hold: those with a document `ring/NAME/alive/NODE`, which ends with the
 /// node's lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Alive(BTreeMap<String, (Revision, Option<LeaseId>)>);
+pub(super) struct Alive(BTreeMap<String, Living>);
+
+/// A document by which a node is alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Living {
+    written: Revision,
+    lease: Option<LeaseId>,
+    /// The boot of the host whose process has written it; empty if it is unknown.
+    boot: String,
+}
+
+/// The value of such a document.
+#[derive(Serialize, Deserialize)]
+struct LivingValue {
+    /// For people who look.
+    incarnation: String,
+    #[serde(default)]
+    boot: String,
+}
 
 impl Alive {
     /// Returns whether the lease of a node holds.
@@ -80,7 +102,13 @@ impl Alive {
 
     /// Returns the revision of a node's document, and the lease to which it is bound.
     pub(super) fn get(&self, node: &str) -> Option<(Revision, Option<LeaseId>)> {
-        self.0.get(node).copied()
+        self.0.get(node).map(|living| (living.written, living.lease))
+    }
+
+    /// Returns whether the node's lease is held by a process on another host than that of this boot, or
+    /// perhaps so.
+    pub(super) fn is_elsewhere(&self, node: &str, boot: &str) -> bool {
+        self.0.get(node).is_some_and(|living| boot.is_empty() || living.boot != boot)
     }
 }
 
@@ -88,6 +116,8 @@ impl Alive {
 #[derive(Debug)]
 pub(super) struct Documents {
     ring: String,
+    /// The boot of this host; empty if it is unknown.
+    pub(super) boot: String,
     registry: RefCell<Registry>,
     /// The latest map that was read or written.
     latest: watch::Sender<Option<Arc<Map>>>,
@@ -106,6 +136,7 @@ impl Documents {
     pub(super) fn new(ring: &str, registry: Registry) -> Documents {
         Documents {
             ring: ring.to_owned(),
+            boot: std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
             registry: RefCell::new(registry),
             latest: watch::Sender::default(),
             alive: watch::Sender::default(),
@@ -181,7 +212,9 @@ impl Documents {
             documents.into_iter().partition(|one| one.key.as_str().starts_with(&prefix));
         let living = living.into_iter().map(|one| {
             let node = one.key.as_str()[prefix.len()..].to_owned();
-            (node, (one.revision, one.lease))
+            let value = serde_json::from_slice::<LivingValue>(&one.value);
+            let boot = value.map(|value| value.boot).unwrap_or_default();
+            (node, Living { written: one.revision, lease: one.lease, boot })
         });
         let alive = Alive(living.collect());
         // Of several listings at the same time, an earlier state may be answered last.
@@ -358,9 +391,10 @@ impl Documents {
     /// Binds the document by which a node is alive to a lease. It must be as it was when the documents
     /// were read. Returns its revision.
     pub(super) async fn bind(&self, node: &str, lease: &Lease) -> Result<Revision, Error> {
-        let known = self.alive.borrow().0.get(node).map(|(revision, _)| *revision);
+        let known = self.alive.borrow().get(node).map(|(written, _)| written);
         let expect = known.map_or(Expect::Absent, Expect::At);
-        let value = format!("{{\"incarnation\":\"{}\"}}", lease.id);
+        let value = LivingValue { incarnation: lease.id.to_string(), boot: self.boot.clone() };
+        let value = serde_json::to_string(&value).expect("texts are valid JSON");
         let change = Change::put(self.alive_key(node)?, expect, value).with_lease(lease.id);
         self.note(self.handle().change_if(&[change]).await)
     }

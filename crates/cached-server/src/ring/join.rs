@@ -175,8 +175,8 @@ async fn join(
             }
             Err(JoinError::Documents(error)) => error,
             Err(JoinError::Twin(why)) => return Err(refused("ring.node", why)),
-            Err(JoinError::Silent(at)) => {
-                let why = format_args!("nothing answers at {at}, and the node is not struck off yet");
+            Err(JoinError::MayAnswer(why)) => {
+                let why = format_args!("{why}, and the node is not struck off yet");
                 waiting.pause("the end of an earlier process of this node", why).await;
                 continue;
             }
@@ -199,8 +199,8 @@ enum JoinError {
     Documents(DocumentsError),
     /// Another process has the name of this node.
     Twin(String),
-    /// A process of this node may stand still at this address, and answer later for what the node owns.
-    Silent(String),
+    /// A process of this node may still answer for what the node owns, for this reason.
+    MayAnswer(String),
 }
 
 impl<E: Into<DocumentsError>> From<E> for JoinError {
@@ -239,7 +239,9 @@ async fn step(
             && lease.is_first()
             && (before.alive.has(name) || known.warden.is_some() && map.slots_of(index).next().is_some());
         let found = match find_twin(settings, ring, name, at).await {
-            Ok(Twin::Silent) if may_answer => return Err(JoinError::Silent(at.clone())),
+            Ok(Twin::Silent) if may_answer => {
+                return Err(JoinError::MayAnswer(format!("nothing answers at {at}")));
+            }
             Ok(Twin::None | Twin::Silent) => None,
             Ok(Twin::Runs) => {
                 Some(format!("a process of this name answers at {at} (this process: {})", own.ring))
@@ -250,6 +252,9 @@ async fn step(
             let line = format!("is {name}, but {found}; stop it, or give this node another name");
             return Err(JoinError::Twin(line));
         }
+    }
+    if lease.may_be_elsewhere(documents, map, &before.alive) {
+        return Err(JoinError::MayAnswer("its lease is, or was, that of a process on another host".into()));
     }
     if is_elsewhere || known.lease_ms != lease_ms {
         let after = map.set_own(&Node { lease_ms, ..own.clone() })?;
@@ -280,7 +285,7 @@ mod tests {
     use crate::ring::lease::Renewed;
     use blocker::Memory;
     use cached_memcached::settings::RingSecrets;
-    use cached_registry::{Key, RegistryTable};
+    use cached_registry::{Key, Lease, RegistryTable};
     use cached_ring::hello::{Frame, Greeting};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -323,7 +328,7 @@ mod tests {
                 Ok(None) => return Ok(lines),
                 Ok(Some(_)) => lines += 1,
                 Err(JoinError::Twin(line)) => return Err(line),
-                Err(JoinError::Silent(at)) => return Err(format!("silent: {at}")),
+                Err(JoinError::MayAnswer(why)) => return Err(format!("waits: {why}")),
                 Err(JoinError::Documents(error)) => return Err(error.to_string()),
             }
         }
@@ -444,7 +449,7 @@ mod tests {
             let next = node("a", 23);
             let accept = async { drop(silent.accept().await) };
             let ((), line) = tokio::join!(accept, started(&documents, &next));
-            assert_eq!(line, Err(format!("silent: 127.0.0.1:{port}")));
+            assert_eq!(line, Err(format!("waits: nothing answers at 127.0.0.1:{port}")));
             drop(silent);
             assert_eq!(started(&documents, &node("a", 23)).await, Ok(2));
             let map = documents.read().await.expect("documents").map;
@@ -452,6 +457,51 @@ mod tests {
             let same =
                 started(&documents, &Node { name: "b".into(), ..node("a", 23) }).await.expect_err("same");
             assert!(same.starts_with("nodes a and b have the same address 127.0.0.1:2"), "{same}");
+        });
+    }
+
+    #[test]
+    fn a_node_on_another_host_waits_for_the_end_of_its_earlier_process() {
+        run(async {
+            let registry = registry();
+            let at_boot = |boot: &str| {
+                let mut documents = Documents::new("main", registry.clone());
+                documents.boot = boot.into();
+                documents
+            };
+            let end = async |documents: &Documents, node: &str| {
+                documents.read().await.expect("documents");
+                let id = documents.alive().borrow().get(node).and_then(|(_, lease)| lease).expect("a lease");
+                let lease = Lease { id, duration: MINUTE, until: Default::default() };
+                registry.revoke(&lease).await.expect("ended");
+            };
+            let waits = Err("waits: its lease is, or was, that of a process on another host".to_owned());
+            let (a, b) = (node("a", 21), node("b", 23));
+            let [first, second, third] = ["1", "2", "3"].map(at_boot);
+            assert_eq!(started(&first, &a).await, Ok(2));
+            assert_eq!(started(&first, &b).await, Ok(2));
+            first.change(|map| map.set_warden("a", Some("b"))).await.expect("a warden");
+            assert_eq!(started(&first, &a).await, Ok(1), "its earlier process has ended with its address");
+            assert_eq!(started(&at_boot(""), &a).await, waits, "a host that cannot say which boot it is");
+
+            // Without the lease, the warden may still promise something, until it strikes the node off.
+            let mut lease = NodeLease::new("a", MINUTE, true);
+            assert_eq!(started_with(&second, &a, &mut lease).await, waits);
+            end(&first, "a").await;
+            assert_eq!(started_with(&second, &a, &mut lease).await, waits);
+            first.change(|map| map.strike("a", "b", &|node| node == "b")).await.expect("struck off");
+            assert_eq!(started_with(&second, &a, &mut lease).await, Ok(1));
+
+            // A warden that has gone as well promises nothing.
+            first.change(|map| map.set_warden("b", Some("a"))).await.expect("a warden");
+            let mut lease = NodeLease::new("b", MINUTE, true);
+            assert_eq!(started_with(&third, &b, &mut lease).await, waits);
+            end(&first, "b").await;
+            assert_eq!(started_with(&third, &b, &mut lease).await, waits);
+            end(&first, "a").await;
+            assert_eq!(started_with(&third, &b, &mut lease).await, Ok(1));
+            end(&third, "b").await;
+            assert_eq!(started(&at_boot(""), &b).await, Ok(1));
         });
     }
 

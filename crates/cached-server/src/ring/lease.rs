@@ -22,6 +22,9 @@ const RENEWALS: u32 = 5;
 /// The part of a lease's duration that an attempt to renew it may take.
 const ATTEMPTS: u32 = 3;
 
+/// Why a lease has lapsed that nothing else has kept from being renewed.
+const STOOD_STILL: &str = "this process stood still";
+
 /// The longest time between two looks at the other nodes' leases.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
@@ -48,6 +51,8 @@ pub(super) struct NodeLease {
     /// The time before the registry was asked to grant or renew it.
     sent: u64,
     others: Others,
+    /// Whether a process of the node that may still run, on another host, was seen to hold a lease.
+    is_elsewhere: bool,
     /// The node's term in the map that was read last.
     term: u64,
 }
@@ -69,8 +74,16 @@ impl NodeLease {
     /// it `is_fresh`.
     pub(super) fn new(node: &str, duration: Duration, is_fresh: bool) -> NodeLease {
         let others = if is_fresh { Others::None } else { Others::Precedes };
-        let (held, written) = (None, Revision::default());
-        NodeLease { node: node.to_owned(), duration, held, written, sent: 0, others, term: 0 }
+        NodeLease {
+            node: node.to_owned(),
+            duration,
+            held: None,
+            written: Revision::default(),
+            sent: 0,
+            others,
+            is_elsewhere: false,
+            term: 0,
+        }
     }
 
     /// Returns whether this process had bound the node's document to the lease when the documents were
@@ -130,6 +143,22 @@ impl NodeLease {
         self.others == Others::None
     }
 
+    /// Returns whether an earlier process of this node may still answer, on another host: it has been seen
+    /// to hold a lease, and holds it still, or a living warden that has not struck the node off may promise
+    /// it something. The documents have just been read.
+    pub(super) fn may_be_elsewhere(&mut self, documents: &Documents, map: &Map, alive: &Alive) -> bool {
+        if !self.is_first() || self.is_bound(alive) {
+            return false;
+        }
+        let is_held = alive.is_elsewhere(&self.node, &documents.boot);
+        self.is_elsewhere |= is_held;
+        let is_watched = |index| {
+            let warden = map.node(index).warden.as_ref();
+            map.slots_of(index).next().is_some() && warden.is_some_and(|of| alive.has(&of.warden))
+        };
+        self.is_elsewhere && (is_held || map.find(&self.node).is_some_and(is_watched))
+    }
+
     /// Says that this process has joined the ring, with this map.
     pub(super) fn set_joined(&mut self, map: Option<&Map>) {
         self.others = Others::Second;
@@ -158,6 +187,7 @@ struct Told {
     is_valid: bool,
     renewed: Instant,
     is_away: bool,
+    is_stalled: bool,
 }
 
 impl Shared {
@@ -165,16 +195,21 @@ impl Shared {
     pub(super) async fn keep_lease(&self, mut lease: NodeLease) {
         let Some(own) = self.live.ring_lease() else { return std::future::pending().await };
         self.written.set(Some(lease.written));
-        let mut told = Told { is_valid: own.is_valid(), renewed: Instant::now(), is_away: false };
+        let (is_valid, renewed) = (own.is_valid(), Instant::now());
+        let mut told = Told { is_valid, renewed, is_away: false, is_stalled: false };
         let mut back_off = BackOff::short();
         loop {
             self.wait_for_disk().await;
-            self.tell(&own, &mut told, None);
+            if self.is_stalled(&own, &mut told) {
+                sleep(lease.duration / RENEWALS).await;
+                continue;
+            }
+            self.tell(&own, &mut told, STOOD_STILL);
             let renewing = timeout(lease.duration / ATTEMPTS, self.renew(&mut lease, &own));
             match self.changing(renewing).await {
                 Ok(Ok(())) => {
                     (told.renewed, told.is_away) = (Instant::now(), false);
-                    self.tell(&own, &mut told, None);
+                    self.tell(&own, &mut told, STOOD_STILL);
                     back_off.reset();
                     sleep(lease.duration / RENEWALS).await;
                 }
@@ -183,7 +218,16 @@ impl Shared {
                         Ok(Err(error)) => error.to_string(),
                         _ => "the registry does not answer in time".to_owned(),
                     };
-                    self.tell(&own, &mut told, Some((&cause, lease.duration)));
+                    self.tell(&own, &mut told, &cause);
+                    if told.is_valid
+                        && told.renewed.elapsed() > lease.duration
+                        && !std::mem::replace(&mut told.is_away, true)
+                    {
+                        tracing::warn!(
+                            cause,
+                            "the registry has not renewed the lease of this node: another node's promises hold it"
+                        );
+                    }
                     back_off.wait().await;
                 }
             }
@@ -231,11 +275,26 @@ impl Shared {
         Some(Guards { lost, own: Some((&self.node, self.written.get()?)) })
     }
 
-    /// Logs a lapse of the lease and its end, and that promises alone hold the node, once each. `failed`
-    /// is the reason why the lease was not renewed, and its duration.
-    fn tell(&self, own: &RingLease, told: &mut Told, failed: Option<(&str, Duration)>) {
+    /// Returns whether the lease is not to be renewed, because a worker makes no progress: clients of that
+    /// worker wait in vain, and other nodes can answer.
+    fn is_stalled(&self, own: &RingLease, told: &mut Told) -> bool {
+        let is_stalled = own.is_stalled();
+        if is_stalled && !told.is_stalled {
+            tracing::error!(
+                "a worker makes no progress: this node does not renew its lease, and is struck off unless the worker \
+                 goes on"
+            );
+        }
+        told.is_stalled = is_stalled;
+        if is_stalled {
+            self.tell(own, told, "a worker makes no progress");
+        }
+        is_stalled
+    }
+
+    /// Logs a lapse of the lease with its cause, and its end, once each.
+    fn tell(&self, own: &RingLease, told: &mut Told, cause: &str) {
         let is_valid = own.is_valid();
-        let cause = failed.map_or("this process stood still", |(cause, _)| cause);
         match (std::mem::replace(&mut told.is_valid, is_valid), is_valid) {
             (true, false) => {
                 own.count_lapse();
@@ -246,16 +305,6 @@ impl Shared {
             }
             (false, true) => tracing::info!("this node has its lease, and answers for its slots"),
             _ => {}
-        }
-        if let Some((cause, duration)) = failed
-            && is_valid
-            && told.renewed.elapsed() > duration
-            && !std::mem::replace(&mut told.is_away, true)
-        {
-            tracing::warn!(
-                cause,
-                "the registry has not renewed the lease of this node: another node's promises hold it"
-            );
         }
     }
 

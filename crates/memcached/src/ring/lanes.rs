@@ -5,7 +5,7 @@ use super::lease::{RingLease, boot_time};
 use super::order::{Admission, Pauses};
 use super::peers::{Peer, add};
 use super::words::Words;
-use cached_ring::wire::MESSAGE_BYTES_MAX;
+use cached_ring::wire::{MESSAGE_BYTES_MAX, NO_PROMISE};
 use cached_ring::{
     Answer, Executed, Failed, Flags, Hostile, Map, NodeIndex, Outbound, RequestId, Slot, Waiter,
 };
@@ -419,7 +419,8 @@ impl Lanes {
 
     /// Asks all peers for a report.
     pub(crate) fn ping_all(&mut self) {
-        self.lanes.iter_mut().filter(|lane| lane.state == LaneState::Open).for_each(ping);
+        let open = self.lanes.iter_mut().filter(|lane| lane.state == LaneState::Open);
+        open.for_each(|lane| ping(lane, &self.lease));
     }
 
     /// Returns the peer of a lane.
@@ -454,7 +455,7 @@ impl Lanes {
 
     /// Begins a lane whose connection has just been opened. It must not be open.
     pub(crate) fn open(&mut self, lane: usize) {
-        let worker = self.worker;
+        let (worker, lease) = (self.worker, &self.lease);
         let lane = &mut self.lanes[lane];
         debug_assert_ne!(lane.state, LaneState::Open);
         if lane.state != LaneState::Connecting {
@@ -465,7 +466,7 @@ impl Lanes {
         lane.peer.set_open(worker, true);
         (lane.silent_ticks, lane.ticks, lane.pinged) = (0, 0, None);
         // The first PING tells the time of the round trip, and brings the first report.
-        ping(lane);
+        ping(lane, lease);
     }
 
     /// Delivers what the peer has sent, and returns the number of bytes used.
@@ -585,7 +586,7 @@ impl Lanes {
     /// Looks after a lane. Called every [`TICK`].
     pub(crate) fn tick(&mut self, at: usize) -> Pulse {
         let LaneLimits { silent_ticks, .. } = self.limits;
-        let lane = &mut self.lanes[at];
+        let (lane, lease) = (&mut self.lanes[at], &self.lease);
         match &mut lane.state {
             LaneState::Connecting if !lane.is_wanted => Pulse::Silent,
             LaneState::Connecting | LaneState::Away => Pulse::Alive,
@@ -603,7 +604,7 @@ impl Lanes {
                 }
                 lane.ticks = lane.ticks.wrapping_add(1);
                 if lane.silent_ticks >= PING_TICKS || lane.ticks.is_multiple_of(REPORT_TICKS) {
-                    ping(lane);
+                    ping(lane, lease);
                 }
                 Pulse::Alive
             }
@@ -646,9 +647,9 @@ fn without_version(flags: Flags, own: &[u8]) -> &[u8] {
 }
 
 /// Queues a PING, unless one is not answered.
-fn ping(lane: &mut Lane) {
+fn ping(lane: &mut Lane, lease: &RingLease) {
     if lane.pinged.is_none() {
         lane.pinged = Some(boot_time());
-        lane.outbound.ping(u64::from(lane.silent_ticks));
+        lane.outbound.ping(if lease.is_stalled() { NO_PROMISE } else { 0 });
     }
 }

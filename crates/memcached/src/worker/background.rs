@@ -323,6 +323,10 @@ fn watch(shared: &Shared, end: &End) {
             let secs = watched.stalled(now).as_secs();
             stalled.store(u32::try_from(secs).unwrap_or(u32::MAX), Ordering::Relaxed);
         }
+        if let Some(ring) = &shared.ring {
+            ring.lease
+                .note_stall(workers.iter().map(|watched| watched.stalled(now)).max().unwrap_or_default());
+        }
     }
 }
 

@@ -138,7 +138,7 @@ impl Worker {
                 Ok(())
             }
             Asked::Ping(token) => {
-                let ring = self.shared.ring.as_ref();
+                let ring = self.shared.ring.as_ref().filter(|_| token & wire::NO_PROMISE == 0);
                 let promise = ring.map_or_else(Promise::default, |ring| ring.lease.promise(&lane.peer.name));
                 let report = Report { promise, ..own_report(&self.shared) };
                 wire::push_pong(&mut self.output.bytes, token, &report);

@@ -8,6 +8,7 @@ use crate::settings::RingSettings;
 use cached_ring::{Map, Node as MapNode};
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Returns a map in a registry, of `b`, which owns all slots, and `a`, whose warden `b` is.
 fn map() -> Arc<Map> {
@@ -116,6 +117,10 @@ fn a_warden_promises_to_its_wards_while_it_has_its_own_lease() {
     bench.ping();
     assert!(!bench.entry.ring().is_valid(), "the warden has no lease");
     bench.owner.ring().lease.registered(RingLease::now());
+    bench.entry.ring().lease.note_stall(Duration::from_secs(20));
+    bench.ping();
+    assert!(!bench.entry.ring().is_valid(), "it asks for no promise while a worker makes no progress");
+    bench.entry.ring().lease.note_stall(Duration::from_secs(19));
     bench.ping();
     assert!(bench.entry.ring().is_valid());
     bench.owner.ring().lease.lost();
