@@ -225,7 +225,7 @@ mod tests {
     use crate::object::tasks::serial::tests::jobs_run;
 
     #[test]
-    fn a_miss_enters_its_object_twice() {
+    fn a_miss_enters_its_object_three_times() {
         let store = Arc::new(Memory::default());
         let id: blocker::ObjectId = "n/o".parse().unwrap();
         block_on(store.write(WriteRequest::new(id.clone(), 0, vec![7; 8192]))).unwrap();
@@ -242,7 +242,11 @@ mod tests {
             assert_eq!(reply.data.to_vec(), [7; 4096]);
             jobs_run() - before
         };
-        assert_eq!(jobs_of_read(0), 2, "the load is registered, and its bytes are taken");
+        assert_eq!(
+            jobs_of_read(0),
+            3,
+            "the object gets its node, the load is registered, and its bytes are taken"
+        );
         assert_eq!(
             jobs_of_read(4096),
             3,

@@ -178,15 +178,18 @@ impl Shared {
         let mut found = self.objects.index.enter_section(hash)?;
         let env = self.env(found.at, hash);
         ahead(found.section.value(), &env);
-        if !found.matches(id) {
-            return None;
-        }
-        let answer = job(found.section.value(), &env);
+        let answer = found.matches(id).then(|| job(found.section.value(), &env));
         drop(found);
-        // A thread that tried to evict the object, or a bucket of it, may have found us inside.
+        self.section_ended();
+        answer
+    }
+
+    /// Records the end of an exclusive section or of a use. Another thread may have found this one inside
+    /// when it tried to evict the object or a bucket of it, or to take the node after the object had left.
+    #[inline]
+    pub(crate) fn section_ended(&self) {
         self.objects.node_waiters.notify();
         self.memory.section_ended();
-        Some(answer)
     }
 
     /// Runs `job` in the object's exclusive section if no thread is inside.
@@ -226,8 +229,7 @@ impl Shared {
     #[inline]
     pub(crate) fn unuse(&self, in_use: InUse<'_>) {
         self.objects.index.unuse(in_use);
-        self.objects.node_waiters.notify();
-        self.memory.section_ended();
+        self.section_ended();
     }
 
     /// Returns whether tasks wait for resources that any flush frees. In this case flushes of all

@@ -237,7 +237,7 @@ fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool 
         shared.memory.queues.put_back(&shared.memory.pool, share, bucket, hash_of);
     }
     if tried.is_some() {
-        shared.memory.section_ended();
+        shared.section_ended();
     }
     true
 }
@@ -264,7 +264,7 @@ pub(crate) fn move_buckets(shared: &Shared, namespace: u16) {
             }
         });
         if moved.is_ok() {
-            shared.memory.section_ended();
+            shared.section_ended();
         }
     }
 }

@@ -13,10 +13,12 @@
 //! as objects are added. Every lookup accesses both at random places, so the index asks for huge
 //! pages, whatever the setting for the buckets.
 //!
-//! The index is sharded by the hash of the name, with a lock for each shard. The lock is held until
-//! the object's exclusive section has begun ([`Index::enter_section`]) or its use has been counted.
-//! A section keeps an object in the index just as a use does, because an evicting thread must enter
-//! the section first.
+//! The index is sharded by the hash of the name, with a lock for each shard. A thread that adds,
+//! removes, or counts a use of an object holds the lock. A hit does not: it follows the chain, enters
+//! the exclusive section of the node that it finds ([`Index::enter_section`]), and only there compares
+//! the name, because the node may have got another object in the meantime. A section keeps an object
+//! in the index just as a use does: a node gets and loses its name in the node's section. If a hit
+//! misses an object because the chain changes at that moment, the caller looks again under the lock.
 //!
 //! Adding to a full shard evicts another object: a hand goes round the nodes and takes the first
 //! one that is not in use, has nothing that the store lacks, and has not been looked up since the
@@ -29,6 +31,8 @@
 
 mod node;
 
+use std::sync::atomic::AtomicU32;
+
 use blocker::ObjectId;
 
 use self::node::PackedName;
@@ -37,6 +41,7 @@ use crate::arena::{Memory, prefetch};
 use crate::ensure;
 use crate::object::control::records::NamespaceTable;
 use crate::object::lock_ranks;
+use crate::object::tasks::serial::ExclusiveSection;
 use crate::sync::{Mutex, Ordering, lock};
 
 pub(crate) use node::InUse;
@@ -47,12 +52,14 @@ const SHARDS_MAX: u32 = 64;
 const LINE_BYTES: usize = 64;
 /// The number of cache lines of a node that a read needs.
 const NODE_LINES_READ: usize = 3;
+/// The maximum number of nodes that a hit looks at: a chain that changes under its eyes may have no end.
+const NODES_LOOKED_AT_MAX: usize = 64;
 
 /// All objects.
 pub(crate) struct Index {
     shards: Box<[Mutex<Shard>]>,
-    /// The heads of all chains (the first node of each, plus one), followed by all nodes. A head is
-    /// accessed under its shard's lock. A node is initialised under that lock when it is first
+    /// The heads of all chains (the first node of each, plus one), followed by all nodes. Chains are
+    /// changed under their shard's lock. A node is initialised under that lock when it is first
     /// taken, before any other thread has its number.
     memory: Memory,
     nodes_from: usize,
@@ -161,26 +168,15 @@ impl Index {
         &self.shards[self.shard_index(hash)]
     }
 
-    /// Returns a pointer to the head of a hash's chain.
+    /// Returns the head of a hash's chain. It is not an atomic of `crate::sync`, because zeroed memory
+    /// is none of shuttle's.
     #[inline]
-    fn head_of(&self, hash: u64) -> *mut u32 {
+    fn head(&self, hash: u64) -> &AtomicU32 {
         let shard = self.shard_index(hash);
         let chain = hash as usize & (self.heads_per_shard as usize - 1);
-        // SAFETY: both are below their bounds, so the head lies within the mapping.
-        unsafe { self.memory.base().cast::<u32>().add(shard * self.heads_per_shard as usize + chain) }
-    }
-
-    /// Returns the first node of a chain, plus one.
-    #[inline]
-    fn head(&self, hash: u64, _shard: &Shard) -> u32 {
-        // SAFETY: the head lies within the mapping, which was zeroed; the shard's lock, which the
-        // owner of `_shard` holds, protects it.
-        unsafe { *self.head_of(hash) }
-    }
-
-    fn set_head(&self, hash: u64, head: u32, _shard: &mut Shard) {
-        // SAFETY: the same as in `head`.
-        unsafe { *self.head_of(hash) = head };
+        // SAFETY: both are below their bounds, so the head lies within the mapping, which was zeroed and
+        // has only atomics there.
+        unsafe { &*self.memory.base().cast::<AtomicU32>().add(shard * self.heads_per_shard as usize + chain) }
     }
 
     /// Begins an exclusive section with the object of this hash, if there is one and no thread is
@@ -188,27 +184,26 @@ impl Index {
     /// object.
     #[inline]
     pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {
-        prefetch(self.head_of(hash));
-        let shard = lock(self.shard(hash));
-        let at = self.chain(hash, &shard).find(|at| self.node(*at).hash() == hash)?;
+        let mut looked_at = self.chain(hash).take(NODES_LOOKED_AT_MAX);
+        let at = looked_at.find(|at| self.node(*at).hash() == hash)?;
         let node = self.node(at);
-        // The shard is still locked, so no thread can remove the object between the lookup and the
-        // section.
         let section = node.serial.try_enter()?;
-        drop(shard);
         Self::mark_used(node);
         Some(Found { section, node, at })
     }
 
-    /// Returns the nodes of a hash's chain, and prefetches each.
+    /// Returns the nodes of a hash's chain, and prefetches each. Without the shard's lock, nodes of other
+    /// chains may follow, or none.
     #[inline]
-    fn chain(&self, hash: u64, shard: &Shard) -> impl Iterator<Item = u32> {
-        let mut next = self.head(hash, shard);
+    fn chain(&self, hash: u64) -> impl Iterator<Item = u32> {
+        // Acquire, here and for the next one: the thread that stored the number has seen the node
+        // initialised.
+        let mut next = self.head(hash).load(Ordering::Acquire);
         std::iter::from_fn(move || {
             let at = next.checked_sub(1)?;
             let place = self.place_of(at);
             (0..NODE_LINES_READ).for_each(|line| prefetch(place.wrapping_byte_add(line * LINE_BYTES)));
-            next = self.node(at).next.load(Ordering::Relaxed);
+            next = self.node(at).next.load(Ordering::Acquire);
             Some(at)
         })
     }
@@ -216,8 +211,8 @@ impl Index {
     /// Returns the name of the object in a node of this shard, if there is one.
     #[inline]
     fn name<'a>(&'a self, at: u32, _shard: &'a Shard) -> Option<&'a PackedName> {
-        // SAFETY: the shard's lock, which the owner of `_shard` holds, protects the name: `place`
-        // and `remove` borrow the shard exclusively, so they cannot write while the result lives.
+        // SAFETY: the owner of `_shard` holds the shard's lock, and `place` and `remove`, which alone write
+        // names, borrow the shard exclusively, so they cannot write while the result lives.
         unsafe { &*self.node(at).name.get() }.as_ref()
     }
 
@@ -239,7 +234,7 @@ impl Index {
         let matches = |at: &u32| {
             self.node(*at).hash() == hash && self.name(*at, shard).is_some_and(|name| name.matches(id))
         };
-        let in_use = self.use_again(self.chain(hash, shard).find(matches)?);
+        let in_use = self.use_again(self.chain(hash).find(matches)?);
         Self::mark_used(in_use.node);
         Some(in_use)
     }
@@ -302,39 +297,67 @@ impl Index {
             return Entered::Found(in_use);
         }
         let mut leaving = Vec::new();
-        let free = shard.free.pop().or_else(|| self.fresh(shard)).map(|at| (at, None));
-        let Some((at, evicted)) = free.or_else(|| self.evict(shard, &clear, &mut leaving)) else {
+        let free = self.free(shard).map(|(at, section)| (at, section, None));
+        let Some((at, section, evicted)) = free.or_else(|| self.evict(shard, &clear, &mut leaving)) else {
             return Entered::Full { leaving };
         };
-        self.place(shard, at, hash, PackedName::of(id), namespace);
+        self.place(shard, (at, section), hash, PackedName::of(id), namespace);
         Entered::Placed { in_use: InUse { node: self.node(at), at }, evicted }
     }
 
-    fn place(&self, shard: &mut Shard, at: u32, hash: u64, name: PackedName, namespace: u16) {
+    /// Takes a node without an object, and enters its section. A hit may be inside one that had an object;
+    /// it wakes the tasks that wait for a node when it leaves.
+    fn free<'a>(&'a self, shard: &mut Shard) -> Option<(u32, ExclusiveSection<'a, Object>)> {
+        let entered = |at: u32| Some((at, self.node(at).serial.try_enter()?));
+        if let Some(at) = shard.free.last()
+            && let Some(free) = entered(*at)
+        {
+            shard.free.pop();
+            return Some(free);
+        }
+        self.fresh(shard).and_then(entered)
+    }
+
+    /// Gives a node to an object; the node's section ends.
+    fn place(
+        &self,
+        _shard: &mut Shard,
+        (at, _section): (u32, ExclusiveSection<'_, Object>),
+        hash: u64,
+        name: PackedName,
+        namespace: u16,
+    ) {
         let node = self.node(at);
-        // SAFETY: the node is in no chain and not in use, and this thread holds the shard's lock.
+        // SAFETY: the node is in no chain and not in use, and this thread holds the shard's lock and is in
+        // the node's section.
         unsafe { *node.name.get() = Some(name) };
         node.hash.store(hash, Ordering::Relaxed);
         node.refs.store(1, Ordering::Relaxed);
         node.marks.store(USED, Ordering::Relaxed);
-        node.next.store(self.head(hash, shard), Ordering::Relaxed);
-        self.set_head(hash, at + 1, shard);
         node.namespace.store(namespace.into(), Ordering::Relaxed);
+        let head = self.head(hash);
+        node.next.store(head.load(Ordering::Relaxed), Ordering::Release);
+        head.store(at + 1, Ordering::Release);
         self.namespaces.record(namespace).objects.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes a node from its chain; returns its name.
-    fn remove(&self, shard: &mut Shard, at: u32) -> Option<ObjectId> {
+    /// Removes a node from its chain in the node's section; returns its name.
+    fn remove(
+        &self,
+        _shard: &mut Shard,
+        at: u32,
+        _section: &ExclusiveSection<'_, Object>,
+    ) -> Option<ObjectId> {
         let node = self.node(at);
         let next = node.next.load(Ordering::Relaxed);
-        let before = self.chain(node.hash(), shard).take_while(|each| *each != at).last();
+        let before = self.chain(node.hash()).take_while(|each| *each != at).last();
         match before {
-            None => self.set_head(node.hash(), next, shard),
-            Some(before) => self.node(before).next.store(next, Ordering::Relaxed),
+            None => self.head(node.hash()).store(next, Ordering::Release),
+            Some(before) => self.node(before).next.store(next, Ordering::Release),
         }
         self.namespaces.record(self.namespace_of(at)).objects.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: the node is not in use (the caller has checked), it is no longer in a chain, and
-        // this thread holds the shard's lock.
+        // SAFETY: the node is not in use (the caller has checked), and this thread holds the shard's lock
+        // and is in the node's section.
         unsafe { (*node.name.get()).take() }.map(|name| name.to_id())
     }
 
@@ -349,7 +372,7 @@ impl Index {
         shard: &mut Shard,
         clear: &impl Fn(u32, u64, &mut Object) -> bool,
         leaving: &mut Vec<u32>,
-    ) -> Option<(u32, Option<ObjectId>)> {
+    ) -> Option<(u32, ExclusiveSection<'_, Object>, Option<ObjectId>)> {
         for _ in 0..2 * self.per_shard {
             let at = self.number(shard, shard.hand);
             shard.hand = (shard.hand + 1) % self.per_shard;
@@ -361,8 +384,11 @@ impl Index {
                 node.marks.store(0, Ordering::Relaxed);
                 continue;
             }
-            if node.serial.try_run(|object| clear(at, node.hash(), object)).unwrap_or(false) {
-                return Some((at, self.remove(shard, at)));
+            if let Some(mut section) = node.serial.try_enter()
+                && clear(at, node.hash(), section.value())
+            {
+                let evicted = self.remove(shard, at, &section);
+                return Some((at, section, evicted));
             }
             if node.marks.swap(LEAVING, Ordering::Relaxed) != LEAVING {
                 leaving.push(at);
@@ -384,8 +410,11 @@ impl Index {
         if !is_leaving || !self.is_unused(at, &shard) {
             return None;
         }
-        let went = node.serial.try_run(|object| clear(at, node.hash(), object)).unwrap_or(false);
-        let id = went.then(|| self.remove(&mut shard, at))?;
+        let mut section = node.serial.try_enter()?;
+        if !clear(at, node.hash(), section.value()) {
+            return None;
+        }
+        let id = self.remove(&mut shard, at, &section);
         node.marks.store(0, Ordering::Relaxed);
         shard.free.push(at);
         id
@@ -420,9 +449,9 @@ impl Index {
             let shard = lock(shard);
             for chain in 0..u64::from(self.heads_per_shard) {
                 let any = chain | u64::from(shard.own) << 58;
-                for at in self.chain(any, &shard) {
+                for at in self.chain(any) {
                     let is_placed = self.name(at, &shard).is_some();
-                    let is_own = is_placed && self.head_of(self.node(at).hash()) == self.head_of(any);
+                    let is_own = is_placed && std::ptr::eq(self.head(self.node(at).hash()), self.head(any));
                     ensure(is_own, || format!("node {at} is in a chain that is not its own"))?;
                     found += 1;
                     ensure(found <= count, || "a chain is a cycle".into())?;
@@ -446,5 +475,7 @@ impl Drop for Index {
     }
 }
 
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
 #[cfg(all(test, not(shuttle)))]
 mod tests;

@@ -18,24 +18,23 @@ pub(super) const LEAVING: u32 = 2;
 #[repr(C, align(64))]
 pub(crate) struct Node {
     pub(super) hash: AtomicU64,
-    /// The next node of the chain, plus one; protected by the shard's lock.
+    /// The next node of the chain, plus one. Written under the shard's lock.
     pub(super) next: AtomicU32,
     pub(super) marks: AtomicU32,
     /// The number of uses of the node outside of the index.
     pub(super) refs: AtomicU32,
     /// The number of the object's namespace. Written together with the name.
     pub(super) namespace: AtomicU32,
-    /// Written under the shard's lock while the node is not in use. Read under that lock, while the
-    /// node is in use, or in an exclusive section that began under the lock.
+    /// Written under the shard's lock, in the node's exclusive section, while the node is not in use.
+    /// Read under that lock, in such a section, or while the node is in use.
     pub(super) name: UnsafeCell<Option<PackedName>>,
     pub(crate) serial: Serial<Object>,
 }
 
 // SAFETY: all fields except `name` are `Sync`. `name` is written only by `Index::place` and
-// `Index::remove`, under the shard's lock, when `refs` is 0 and the node is in no chain, and after
-// an exclusive section in which it was emptied; so there is no reader. `name` is read under that
-// lock, by holders of a count, or in an exclusive section that began under the lock while the node
-// was in its chain; all of these exclude the two writers.
+// `Index::remove`, under the shard's lock and in the node's exclusive section, when `refs` is 0. It is
+// read under that lock, in an exclusive section, or by holders of a count; each of these excludes the
+// two writers.
 unsafe impl Sync for Node {}
 
 #[cfg(not(shuttle))]
@@ -68,7 +67,7 @@ pub(crate) struct InUse<'a> {
     pub(crate) at: u32,
 }
 
-/// An exclusive section with an object that was found by the hash of its name.
+/// An exclusive section with a node that had an object whose name has a certain hash.
 pub(crate) struct Found<'a> {
     pub(crate) section: ExclusiveSection<'a, Object>,
     pub(super) node: &'a Node,
@@ -76,11 +75,10 @@ pub(crate) struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// Returns whether the object has this name, and not another name with the same hash.
+    /// Returns whether the node has the object of this name, and neither another one nor none.
     #[inline]
     pub(crate) fn matches(&self, id: &ObjectId) -> bool {
-        // SAFETY: the section began under the shard's lock while the node was in its chain, and
-        // still lasts.
+        // SAFETY: the name is written only in the node's exclusive section, which is this one.
         unsafe { &*self.node.name.get() }.as_ref().is_some_and(|name| name.matches(id))
     }
 }
