@@ -177,6 +177,7 @@ thread_local! {
 }
 
 /// Returns a small number for the calling thread, which is always the same.
+#[inline]
 pub(crate) fn thread_number() -> usize {
     THREAD.with(|thread| {
         if thread.get() == usize::MAX {

@@ -240,7 +240,7 @@ impl Blocker for ObjectCache {
             Some((object.read_at_once(env, &request, None)?, env.namespace))
         };
         if let Some(Some((answer, namespace))) = shared.at_once(hash, &request.object, ahead, read) {
-            shared.metrics.of(namespace).hits.increment(hash);
+            shared.metrics.of(namespace).hits.increment();
             return Reply::Ready(answer);
         }
         read_missing(shared, request, hash)

@@ -11,7 +11,7 @@ use super::write_phases::WritePhases;
 use crate::object::config::{NAMESPACES_MAX, OTHERS};
 use crate::object::lock_ranks;
 use crate::object::memory::slots::{STATES, State};
-use crate::sync::{Arc, AtomicBool, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicU16, AtomicU32, AtomicU64, Mutex, Ordering, lock, thread_number};
 
 /// The state that a cache keeps for a single namespace, or for all others together.
 pub(crate) struct NamespaceRecord {
@@ -129,8 +129,8 @@ impl NamespaceTable {
     }
 }
 
-// Hits and changes in memory are counted in stripes, so that threads that use different objects
-// write to different cache lines; all other counts are plain atomics.
+// Hits and changes in memory are counted in stripes, so that threads write to different cache lines; all
+// other counts are plain atomics.
 
 const STRIPES: usize = 8;
 
@@ -146,10 +146,10 @@ pub(crate) struct Striped([Padded; STRIPES]);
 struct Padded(Counter);
 
 impl Striped {
-    /// Adds one. `stripe` is any number that differs between objects.
+    /// Adds one.
     #[inline]
-    pub(crate) fn increment(&self, stripe: u64) {
-        self.0[stripe as usize % STRIPES].0.increment();
+    pub(crate) fn increment(&self) {
+        self.0[thread_number() % STRIPES].0.increment();
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -203,11 +203,11 @@ impl NamespaceMetrics {
     }
 
     /// Counts a change that was applied in the cache and is acknowledged with the durability of
-    /// this rank. `stripe` is any number that differs between objects.
+    /// this rank.
     #[inline]
-    pub(crate) fn count_write(&self, stripe: u64, durability: usize) {
+    pub(crate) fn count_write(&self, durability: usize) {
         match durability {
-            0 => self.written.increment(stripe),
+            0 => self.written.increment(),
             // These changes wait for a disk, so a plain counter suffices.
             other => self.written_safely[other].increment(),
         }

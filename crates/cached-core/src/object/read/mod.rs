@@ -47,7 +47,7 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
         let (guard, load) = match looked {
             Lookup::Answer(answer) => {
                 if !is_counted {
-                    shared.metrics.of(namespace).hits.increment(hash);
+                    shared.metrics.of(namespace).hits.increment();
                 }
                 return answer;
             }

@@ -312,7 +312,7 @@ pub(super) fn apply(
     if has_used_room && shared.metrics.dirty_room.pressure_has_begun() {
         shared.background.wake();
     }
-    shared.metrics.of(env.namespace).count_write(env.hash, rank(terms.durability));
+    shared.metrics.of(env.namespace).count_write(rank(terms.durability));
     let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
     Ok((Applied { reply, queue_number: object.pending.queue_number, is_pending, position }, released))
 }

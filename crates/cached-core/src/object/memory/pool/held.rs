@@ -220,7 +220,7 @@ impl Core {
     /// Returns the buckets that contain these bytes, which a segment has; `None` if they are
     /// elsewhere.
     #[inline]
-    fn buckets_of(&self, bytes: &[u8]) -> Option<Range<u32>> {
+    pub(super) fn buckets_of(&self, bytes: &[u8]) -> Option<Range<u32>> {
         let start = bytes.as_ptr().addr().checked_sub(self.arena.at(0).addr())?;
         let end = start.checked_add(bytes.len()).filter(|end| *end <= self.metas.len() * BUCKET)?;
         (!bytes.is_empty()).then_some((start / BUCKET) as u32..end.div_ceil(BUCKET) as u32)

@@ -52,6 +52,8 @@ use run::buckets_of;
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
 
 const STRIPES: usize = 8;
+/// The number of groups of threads: as many as there are threads, where there are not very many.
+const OWNERS: usize = 64;
 /// The numbers of fresh buckets whose memory is obtained together. A single one costs no less that way,
 /// and whoever takes very many does not fill them at once.
 const POPULATED: std::ops::RangeInclusive<u32> = 4..=1024;
@@ -64,9 +66,9 @@ const REFS_STUCK: u16 = u16::MAX;
 /// All buckets.
 pub(crate) struct Pool {
     core: Arc<Core>,
-    /// An owner for each region, so that readers of different regions write to different cache
-    /// lines.
-    owners: Box<[Arc<RegionOwner>]>,
+    /// An owner for each group of threads: threads of different groups count their segments in
+    /// different cache lines, and a thread finds its own line in its nearest cache.
+    owners: [Arc<GroupOwner>; OWNERS],
 }
 
 struct Core {
@@ -105,8 +107,9 @@ struct Stack {
     count: u32,
 }
 
-/// Owns the segments of a region's buckets.
-struct RegionOwner(Arc<Core>);
+/// Owns the segments that a group of threads makes of buckets.
+#[repr(align(64))]
+struct GroupOwner(Arc<Core>);
 
 impl Pool {
     /// Creates a pool of the buckets that fit into the memory.
@@ -158,7 +161,7 @@ impl Pool {
             waiters: WaitQueue::default(),
             regions,
         });
-        let owners = core.regions.iter().map(|_| Arc::new(RegionOwner(Arc::clone(&core)))).collect();
+        let owners = std::array::from_fn(|_| Arc::new(GroupOwner(Arc::clone(&core))));
         Ok(Self { core, owners })
     }
 
@@ -255,10 +258,9 @@ impl Pool {
 
     /// Returns the bucket that a segment covers completely, if it is a bucket of this pool.
     pub(crate) fn whole_bucket(&self, segment: &Segment) -> Option<u32> {
-        let (owner, token, range) = segment.pin()?;
-        let bucket = u32::try_from(token).ok().filter(|_| range == (0..BUCKET))?;
-        let ours = self.owners.get((bucket >> self.core.region_shift) as usize)?;
-        std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(ours)).then_some(bucket)
+        let bytes = segment.as_slice();
+        let bucket = self.core.buckets_of(bytes)?.start;
+        (bytes.len() == BUCKET && std::ptr::eq(bytes.as_ptr(), self.at(bucket))).then_some(bucket)
     }
 
     /// Adds a reference for a slot that takes over a bucket to which the caller's segment refers.
@@ -271,8 +273,15 @@ impl Pool {
     /// Returns a segment of a whole received bucket; the segment takes over the caller's reference.
     pub(crate) fn received_segment(&self, bucket: u32) -> Segment {
         self.meta(bucket).set_valid(u8::MAX);
-        let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
-        Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), 0..BUCKET)
+        self.segment(bucket.into(), 0..BUCKET)
+    }
+
+    /// Returns a segment of the bytes `range` of a token's buckets; the segment takes over the caller's
+    /// reference to each.
+    #[inline]
+    fn segment(&self, token: u64, range: std::ops::Range<usize>) -> Segment {
+        let owner = &self.owners[thread_number() % OWNERS];
+        Segment::pinned(Arc::clone(owner) as _, token, range)
     }
 
     /// Adds a reference of another slot or flush.
@@ -293,8 +302,7 @@ impl Pool {
             return None;
         }
         self.core.retain(bucket);
-        let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
-        Some(Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), range))
+        Some(self.segment(bucket.into(), range))
     }
 
     /// Returns the bytes of a bucket. The caller is in the exclusive section of an object that
@@ -453,7 +461,7 @@ impl Core {
     }
 }
 
-impl SegmentOwner for RegionOwner {
+impl SegmentOwner for GroupOwner {
     #[inline]
     fn bytes(&self, token: u64) -> &[u8] {
         let buckets = buckets_of(token);

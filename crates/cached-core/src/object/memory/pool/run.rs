@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use blocker::{Segment, Segments};
 
-use super::{Arc, BUCKET, PINS_MAX, Pool};
+use super::{BUCKET, PINS_MAX, Pool};
 
 /// Buckets that a read has pinned and that become the next segment of its payload.
 pub(crate) struct Run<'a> {
@@ -59,9 +59,8 @@ impl<'a> Run<'a> {
     fn take(&mut self) -> Option<Segment> {
         let more = self.count.checked_sub(1)?;
         self.count = 0;
-        let owner = &self.pool.owners[(self.first >> self.pool.core.region_shift) as usize];
         let token = u64::from(more) << u32::BITS | u64::from(self.first);
-        Some(Segment::pinned(Arc::clone(owner) as _, token, self.range.clone()))
+        Some(self.pool.segment(token, self.range.clone()))
     }
 }
 
