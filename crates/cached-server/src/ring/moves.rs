@@ -40,10 +40,10 @@ impl Shared {
     /// Moves slots to this node, one move after the other.
     pub(super) async fn move_slots(&self) {
         let mut latest = self.documents.latest();
-        let (mut back_off, mut looking) = (BackOff::new(), None);
+        let (mut back_off, mut looking, mut has_failed) = (BackOff::new(), None, false);
         loop {
             let map = latest.borrow_and_update().clone();
-            let next = map.map_or(Next::Wait, |map| self.next(&map));
+            let next = map.map_or(Next::Wait, |map| self.next(&map, has_failed));
             if !matches!(next, Next::Look) {
                 looking = None;
             }
@@ -69,6 +69,7 @@ impl Shared {
                     continue;
                 }
             };
+            has_failed = !is_done;
             match is_done {
                 true => back_off.reset(),
                 false => back_off.wait().await,
@@ -76,7 +77,9 @@ impl Shared {
         }
     }
 
-    fn next(&self, map: &Map) -> Next {
+    /// Decides what is next. If the last step `has_failed`, the next move is a small one: it takes less
+    /// time, and fewer items change meanwhile.
+    fn next(&self, map: &Map, has_failed: bool) -> Next {
         if *self.is_held.borrow() {
             return Next::Look;
         }
@@ -91,7 +94,9 @@ impl Shared {
         if !self.live.is_known_to_all() {
             return Next::Look;
         }
-        let next = map.next_move(&self.node, &|node| self.live.held_bytes(node));
+        let held =
+            |node: &str| self.live.held_bytes(node).map(|bytes| if has_failed { u64::MAX } else { bytes });
+        let next = map.next_move(&self.node, &held);
         next.map_or(Next::Look, |(from, slots)| Next::Move(from, slots))
     }
 
