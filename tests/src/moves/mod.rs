@@ -290,12 +290,16 @@ impl Cluster {
         (output.status.code().unwrap_or(-1), text(&output))
     }
 
-    /// Gives an operator's command that must succeed.
+    /// Gives an operator's command that must succeed, again if the registry was late: the machine may be busy.
     ///
     /// # Panics
     /// Panics if it fails, with its output.
     pub fn order(&self, node: usize, arguments: &[&str]) -> String {
-        let (code, said) = self.command(node, arguments);
+        let (code, said) = wait_for("an answer of the registry", || {
+            let (code, said) = self.command(node, arguments);
+            let is_late = code != 0 && said.contains("no response within");
+            (!is_late).then_some((code, said))
+        });
         assert_eq!(code, 0, "cluster {}: {said}\n{}", arguments.join(" "), self.logs());
         let mut weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         match arguments {
