@@ -319,6 +319,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
             None => problem = Err(format!("{id}: a thread is inside")),
         }
     });
+    shared.section_ended();
     problem?;
     for state in State::ALL.into_iter().skip(1) {
         let (counted, found) = (shared.metrics.total(|of| of.count_of(state)), states[state as usize]);

@@ -14,8 +14,8 @@ use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::memory::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
 use crate::object::read_ahead::{Marked, Pattern, Request};
 
-/// The number of bytes of a bucket to prefetch for a read, which is one line: the processor prefetches the
-/// rest once it detects sequential access.
+/// The number of bytes of a bucket to prefetch for a read: one, and so one line, because the processor
+/// prefetches the rest once it detects sequential access.
 pub(crate) const BYTES_READ: usize = 1;
 const LINE_BYTES: usize = 64;
 /// The maximum number of present buckets between two missing ones that are read again rather than

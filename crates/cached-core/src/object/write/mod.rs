@@ -181,6 +181,7 @@ async fn end_sections(shared: &Arc<Shared>, number: u16) {
             handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
         }
     });
+    shared.section_ended();
     for handle in handles {
         handle.enter(|_, _| ()).await;
     }

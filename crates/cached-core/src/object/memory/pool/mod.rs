@@ -52,10 +52,10 @@ use run::buckets_of;
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
 
 const STRIPES: usize = 8;
-/// The number of groups of threads: as many as there are threads, where there are not very many.
+/// The number of groups of threads, of which each usually has one thread.
 const OWNERS: usize = 64;
-/// The numbers of fresh buckets whose memory is obtained together. A single one costs no less that way,
-/// and whoever takes very many does not fill them at once.
+/// The numbers of fresh buckets whose memory is obtained together. Very few cost no less that way, and
+/// whoever takes very many does not fill them at once.
 const POPULATED: std::ops::RangeInclusive<u32> = 4..=1024;
 /// From this reference count on, a reader gets a copy instead of another pin.
 const PINS_MAX: u16 = 0x8000;

@@ -14,7 +14,7 @@
 //! pages, whatever the setting for the buckets.
 //!
 //! The index is sharded by the hash of the name, with a lock for each shard. A thread that adds,
-//! removes, or counts a use of an object holds the lock. A hit does not: it follows the chain, enters
+//! removes, or begins to use an object holds the lock. A hit does not: it follows the chain, enters
 //! the exclusive section of the node that it finds ([`Index::enter_section`]), and only there compares
 //! the name, because the node may have got another object in the meantime. A section keeps an object
 //! in the index just as a use does: a node gets and loses its name in the node's section. If a hit
@@ -179,9 +179,9 @@ impl Index {
         unsafe { &*self.memory.base().cast::<AtomicU32>().add(shard * self.heads_per_shard as usize + chain) }
     }
 
-    /// Begins an exclusive section with the object of this hash, if there is one and no thread is
-    /// inside. The caller compares the name, so that it can first prefetch the needed parts of the
-    /// object.
+    /// Begins an exclusive section with a node that had an object of this hash when it was found; `None`
+    /// if none was found, or a thread is inside. The caller compares the name, so that it can first
+    /// prefetch the needed parts of the object.
     #[inline]
     pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {
         let mut looked_at = self.chain(hash).take(NODES_LOOKED_AT_MAX);
@@ -308,14 +308,15 @@ impl Index {
     /// Takes a node without an object, and enters its section. A hit may be inside one that had an object;
     /// it wakes the tasks that wait for a node when it leaves.
     fn free<'a>(&'a self, shard: &mut Shard) -> Option<(u32, ExclusiveSection<'a, Object>)> {
-        let entered = |at: u32| Some((at, self.node(at).serial.try_enter()?));
-        if let Some(at) = shard.free.last()
-            && let Some(free) = entered(*at)
-        {
-            shard.free.pop();
-            return Some(free);
+        let enter = |at: u32| Some((at, self.node(at).serial.try_enter()?));
+        let found = shard.free.iter().enumerate().rev().find_map(|(nth, at)| Some((nth, enter(*at)?)));
+        match found {
+            Some((nth, entered)) => {
+                shard.free.swap_remove(nth);
+                Some(entered)
+            }
+            None => self.fresh(shard).and_then(enter),
         }
-        self.fresh(shard).and_then(entered)
     }
 
     /// Gives a node to an object; the node's section ends.
