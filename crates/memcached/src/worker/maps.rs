@@ -35,6 +35,9 @@ const ASK: Duration = Duration::from_millis(50);
 /// those of several moves.
 const PURGE_AFTER: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
 
+/// The same while items are sent to another node: a move that takes longer may have come to a standstill.
+const PURGE_AFTER_MOVE: Duration = Duration::from_secs(60);
+
 /// Returns what the CAS values of slots exceed that come without their items from a node that was struck
 /// off, in the map of this version or an earlier one: the lost owner may have given any of its own to
 /// clients. Owners give fewer than 2^40 between two strikes.
@@ -151,7 +154,8 @@ impl<'a> MapThread<'a> {
     /// Returns whether the removal of items can wait for those of further slots, because it hinders
     /// nobody.
     fn may_purge_later(&self) -> bool {
-        let more_may_follow = self.applied.elapsed() < PURGE_AFTER || self.ring.is_giving();
+        let since = self.applied.elapsed();
+        let more_may_follow = since < PURGE_AFTER || self.ring.is_giving() && since < PURGE_AFTER_MOVE;
         more_may_follow && !self.ring.has_purging() && !self.shared.kv.is_full()
     }
 
