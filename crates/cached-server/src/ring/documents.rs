@@ -106,9 +106,10 @@ impl Alive {
     }
 
     /// Returns whether the node's lease is held by a process on another host than that of this boot, or
-    /// perhaps so.
+    /// perhaps so. Earlier versions do not name their boot.
     pub(super) fn is_elsewhere(&self, node: &str, boot: &str) -> bool {
-        self.0.get(node).is_some_and(|living| boot.is_empty() || living.boot != boot)
+        let other = |living: &Living| !living.boot.is_empty() && (boot.is_empty() || living.boot != boot);
+        self.0.get(node).is_some_and(other)
     }
 }
 

@@ -492,7 +492,7 @@ mod tests {
             first.change(|map| map.strike("a", "b", &|node| node == "b")).await.expect("struck off");
             assert_eq!(started_with(&second, &a, &mut lease).await, Ok(1));
 
-            // A warden that has gone as well promises nothing.
+            // If the lease of the warden has ended as well, nobody is left to strike the node off.
             first.change(|map| map.set_warden("b", Some("a"))).await.expect("a warden");
             let mut lease = NodeLease::new("b", MINUTE, true);
             assert_eq!(started_with(&third, &b, &mut lease).await, waits);

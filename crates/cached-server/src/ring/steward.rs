@@ -180,8 +180,10 @@ impl Shared {
                     loop {
                         self.wait_for_disk().await;
                         tokio::select! {
-                            changes = watch.next() => return changes,
+                            // Polled first: the watch may begin a write, which would go on.
+                            biased;
                             () = self.wait_for_loan() => {}
+                            changes = watch.next() => return changes,
                         }
                     }
                 };

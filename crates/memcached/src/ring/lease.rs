@@ -101,9 +101,10 @@ impl RingLease {
         self.is_stalled.store(is_stalled, Ordering::Relaxed);
     }
 
-    /// A node has answered the PING that was queued at `sent`.
+    /// A node has answered the PING that was queued at `sent`. A promise that was not asked for does not
+    /// count.
     pub(super) fn promised(&self, by: &str, sent: u64, report: &Report) {
-        if report.promise.ms > 0 {
+        if report.promise.ms > 0 && !self.is_stalled() {
             self.with(|parts, _| parts.holder.promised(by, report.promise, sent));
         }
     }
