@@ -16,16 +16,28 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The time after which a line says that it waits for other nodes.
 const LOOK_TOLD: Duration = Duration::from_secs(10);
 
+/// The number of moves after a failed one that have few slots: they take less time, and fewer items change
+/// meanwhile.
+const SMALL_MOVES: u32 = 16;
+
 /// What this node does next.
 enum Next {
     /// Aborts a move to it whose outcome was unknown, or that the registry could not abort.
     Abort(u64),
     /// Moves slots of another node to this one.
     Move(String, SlotSet),
-    /// Waits until it can reach a node that has slots for it.
+    /// Waits until it may answer for slots, and can reach a node that has some for it.
     Look,
     /// Waits for another map.
     Wait,
+}
+
+/// The outcome of a move.
+enum Outcome {
+    /// Its slots are this node's own.
+    Committed,
+    Failed,
+    NotBegun,
 }
 
 /// What a move has brought.
@@ -40,16 +52,24 @@ impl Shared {
     /// Moves slots to this node, one move after the other.
     pub(super) async fn move_slots(&self) {
         let mut latest = self.documents.latest();
-        let (mut back_off, mut looking, mut has_failed) = (BackOff::new(), None, false);
+        let (mut back_off, mut looking, mut small_moves) = (BackOff::new(), None, 0_u32);
         loop {
             let map = latest.borrow_and_update().clone();
-            let next = map.map_or(Next::Wait, |map| self.next(&map, has_failed));
+            let next = map.map_or(Next::Wait, |map| self.next(&map, small_moves > 0));
             if !matches!(next, Next::Look) {
                 looking = None;
             }
             let is_done = match next {
                 Next::Abort(id) => self.changing(self.abort(id)).await,
-                Next::Move(from, slots) => self.changing(self.move_one(&from, slots)).await,
+                Next::Move(from, slots) => {
+                    let outcome = self.changing(self.move_one(&from, slots)).await;
+                    small_moves = match outcome {
+                        Outcome::Committed => small_moves.saturating_sub(1),
+                        Outcome::Failed => SMALL_MOVES,
+                        Outcome::NotBegun => small_moves,
+                    };
+                    matches!(outcome, Outcome::Committed)
+                }
                 Next::Look => {
                     let (since, is_told) = looking.get_or_insert((Instant::now(), false));
                     if !*is_told && since.elapsed() >= LOOK_TOLD {
@@ -69,7 +89,6 @@ impl Shared {
                     continue;
                 }
             };
-            has_failed = !is_done;
             match is_done {
                 true => back_off.reset(),
                 false => back_off.wait().await,
@@ -77,9 +96,8 @@ impl Shared {
         }
     }
 
-    /// Decides what is next. If the last step `has_failed`, the next move is a small one: it takes less
-    /// time, and fewer items change meanwhile.
-    fn next(&self, map: &Map, has_failed: bool) -> Next {
+    /// Decides what is next. A move `is_small` if earlier ones have failed.
+    fn next(&self, map: &Map, is_small: bool) -> Next {
         if *self.is_held.borrow() {
             return Next::Look;
         }
@@ -90,18 +108,20 @@ impl Shared {
         if map.next_move(&self.node, &|_| Some(0)).is_none() {
             return Next::Wait;
         }
-        // A node that does not know this one would leave it out when it flushes all nodes.
-        if !self.live.is_known_to_all() {
+        // Without its lease this node would lose the slots again. A node that does not know this one would
+        // leave it out when it flushes all nodes.
+        let has_lease = self.live.ring_lease().is_none_or(|own| own.is_valid() && !own.is_stalled());
+        if !has_lease || !self.live.is_known_to_all() {
             return Next::Look;
         }
         let held =
-            |node: &str| self.live.held_bytes(node).map(|bytes| if has_failed { u64::MAX } else { bytes });
+            |node: &str| self.live.held_bytes(node).map(|bytes| if is_small { u64::MAX } else { bytes });
         let next = map.next_move(&self.node, &held);
         next.map_or(Next::Look, |(from, slots)| Next::Move(from, slots))
     }
 
-    /// Moves slots to this node. Returns whether they are its own now.
-    async fn move_one(&self, from: &str, slots: SlotSet) -> bool {
+    /// Moves slots to this node.
+    async fn move_one(&self, from: &str, slots: SlotSet) -> Outcome {
         let count = slots.len();
         let begun = self.documents.change(|map| map.begin_move(from, &self.node, slots.clone())).await;
         let begun = match begun {
@@ -109,7 +129,7 @@ impl Shared {
             Err(error) => {
                 // Other nodes begin moves of the same source, and change weights.
                 tracing::debug!(from, slots = count, cause = %error, "a move of slots has not begun");
-                return false;
+                return Outcome::NotBegun;
             }
         };
         let id = begun.version();
@@ -146,13 +166,13 @@ impl Shared {
                     sealed_ms,
                     "slots are this node's own"
                 );
-                true
+                Outcome::Committed
             }
             Err(cause) => {
                 self.live.count_move(MoveStep::Failed);
                 tracing::warn!(id, from, slots = count, cause, "a move of slots to this node is given up");
                 self.abort(id).await;
-                false
+                Outcome::Failed
             }
         }
     }
