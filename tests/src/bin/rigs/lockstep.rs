@@ -53,15 +53,18 @@ pub(crate) fn run(Arguments { run, reference, password }: &Arguments) -> ExitCod
         };
         let (begun, mut requests, mut sequences, mut differences) = (Instant::now(), 0, 0, 0);
         let time = Duration::from_secs(run.seconds) / count as u32;
-        // Every configuration gets two kinds of requests at least, and the next one the other two.
+        // Every configuration gets two kinds of requests at least, and the next one the other two; with
+        // another seed it is the other way round.
+        let first = run.seed.wrapping_add(number as u64).wrapping_mul(2);
+        let sequences_min = if *password { Kind::ALL.len() as u64 } else { 2 };
         while differences < 3
-            && (sequences < 2
+            && (sequences < sequences_min
                 || match run.operations {
                     Some(operations) => requests < operations / count,
                     None => begun.elapsed() < time,
                 })
         {
-            let kind = Kind::ALL[(2 * number + sequences as usize) % Kind::ALL.len()];
+            let kind = Kind::ALL[(first.wrapping_add(sequences) % Kind::ALL.len() as u64) as usize];
             match lockstep::play(&play, kind, run.seed.wrapping_add(sequences)) {
                 Ok(played) => requests += played,
                 Err(problem) => {
