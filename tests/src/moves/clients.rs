@@ -163,10 +163,9 @@ impl<'a> Client<'a> {
     /// Sends a request; opens the connection if there is none, and closes it after a failure.
     fn attempt(&mut self, node: usize, what: &str, request: impl FnOnce(&mut Self) -> Result<()>) -> bool {
         let number = node % self.registers.nodes();
-        let address = self.registers.address(number);
-        let sent = address
-            .map_or_else(|| Err(ErrorKind::NotConnected.into()), |address| self.connect(node, address))
-            .and_then(|()| request(self));
+        // The node may have been about to end when it was chosen.
+        let Some(address) = self.registers.address(number) else { return false };
+        let sent = self.connect(node, address).and_then(|()| request(self));
         let Err(error) = sent else { return true };
         if !is_reply(&error) {
             self.conns[node] = None;
