@@ -7,7 +7,7 @@
 use crate::locks::{LEASE, Lock};
 use cached_ring::{Holder, Map, Promise, Report, Strike, Warden};
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The time of a node without leases, which executes requests at any time.
@@ -28,8 +28,8 @@ pub struct RingLease {
     until: AtomicU64,
     /// `None` in a ring without leases.
     parts: Option<Lock<Parts>>,
-    /// Whether a worker has stood still for so long that no more time is asked for.
-    is_stalled: AtomicBool,
+    /// The time for which the worker that has made no progress for longest has made none, in nanoseconds.
+    stalled_ns: AtomicU64,
     lapses: AtomicU64,
     strikes: AtomicU64,
 }
@@ -59,7 +59,7 @@ impl RingLease {
         RingLease {
             until: AtomicU64::new(if has_leases { 0 } else { FOREVER }),
             parts: has_leases.then(|| Lock::ranked(parts(), &LEASE)),
-            is_stalled: AtomicBool::new(false),
+            stalled_ns: AtomicU64::new(0),
             lapses: AtomicU64::new(0),
             strikes: AtomicU64::new(0),
         }
@@ -94,11 +94,11 @@ impl RingLease {
         self.with(|parts, _| parts.holder.follow(map));
     }
 
-    /// The worker that has made no progress for longest has made none for this time.
+    /// The worker that has made no progress for longest has made none for this time. Takes no lock: the
+    /// worker may hold it.
     pub(crate) fn note_stall(&self, stalled: Duration) {
         let stalled_ns = u64::try_from(stalled.as_nanos()).unwrap_or(u64::MAX);
-        let is_stalled = self.with(|parts, _| parts.holder.gives_up(stalled_ns));
-        self.is_stalled.store(is_stalled, Ordering::Relaxed);
+        self.stalled_ns.store(stalled_ns, Ordering::Relaxed);
     }
 
     /// A node has answered the PING that was queued at `sent`. A promise that was not asked for does not
@@ -128,7 +128,8 @@ impl RingLease {
     /// Returns whether the lease is not to be renewed, because a worker makes no progress.
     #[must_use]
     pub fn is_stalled(&self) -> bool {
-        self.is_stalled.load(Ordering::Relaxed)
+        let stalled_ns = self.stalled_ns.load(Ordering::Relaxed);
+        self.with(|parts, _| parts.holder.gives_up(stalled_ns))
     }
 
     /// The registry has granted or renewed the lease, by a request of the time `sent`, the node's

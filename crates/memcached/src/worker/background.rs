@@ -324,8 +324,8 @@ fn watch(shared: &Shared, end: &End) {
             stalled.store(u32::try_from(secs).unwrap_or(u32::MAX), Ordering::Relaxed);
         }
         if let Some(ring) = &shared.ring {
-            ring.lease
-                .note_stall(workers.iter().map(|watched| watched.stalled(now)).max().unwrap_or_default());
+            let longest = workers.iter().map(|watched| watched.stalled(now)).max();
+            ring.lease.note_stall(longest.unwrap_or_default());
         }
     }
 }
