@@ -390,16 +390,13 @@ fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
         Scope::Object(id) => {
             handles.extend(shared.find(shared.hash(id), id).map(|in_use| Handle::of(shared, in_use)));
         }
-        _ => {
-            shared.objects.index.for_each(|in_use| {
-                // An object does not know all the domains to which it ever belonged.
-                let own = &shared.objects.index.id(in_use).namespace;
-                if scope.namespace().is_none_or(|namespace| namespace == own) {
-                    handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
-                }
-            });
-            shared.section_ended();
-        }
+        _ => shared.for_each(|in_use| {
+            // An object does not know all the domains to which it ever belonged.
+            let own = &shared.objects.index.id(in_use).namespace;
+            if scope.namespace().is_none_or(|namespace| namespace == own) {
+                handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
+            }
+        }),
     }
     handles
 }

@@ -184,6 +184,12 @@ impl Shared {
         answer
     }
 
+    /// Visits every object in the index, which is in use meanwhile.
+    pub(crate) fn for_each<'a>(&'a self, visit: impl FnMut(InUse<'a>)) {
+        self.objects.index.for_each(visit);
+        self.section_ended();
+    }
+
     /// Records the end of an exclusive section or of a use. Another thread may have found this one inside
     /// when it tried to evict the object or a bucket of it, or to take the node after the object had left.
     #[inline]
@@ -296,7 +302,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     let mut clean = Vec::new();
     let mut dirty = 0;
     let mut problem = Ok(());
-    shared.objects.index.for_each(|in_use| {
+    shared.for_each(|in_use| {
         let id = shared.objects.index.id(in_use);
         let looked: Option<Result<_, String>> = shared.try_enter(in_use, |object, env| {
             let counts = object.validate(env)?;
@@ -319,7 +325,6 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
             None => problem = Err(format!("{id}: a thread is inside")),
         }
     });
-    shared.section_ended();
     problem?;
     for state in State::ALL.into_iter().skip(1) {
         let (counted, found) = (shared.metrics.total(|of| of.count_of(state)), states[state as usize]);

@@ -176,12 +176,11 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
 /// that begins later sees the current mode.
 async fn end_sections(shared: &Arc<Shared>, number: u16) {
     let mut handles = Vec::new();
-    shared.objects.index.for_each(|in_use| {
+    shared.for_each(|in_use| {
         if shared.objects.index.namespace_of(in_use.at) == number {
             handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
         }
     });
-    shared.section_ended();
     for handle in handles {
         handle.enter(|_, _| ()).await;
     }
