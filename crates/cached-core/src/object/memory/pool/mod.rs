@@ -55,7 +55,7 @@ const STRIPES: usize = 8;
 /// The number of groups of threads, of which each usually has one thread.
 const OWNERS: usize = 64;
 /// The numbers of fresh buckets whose memory is obtained together. Very few cost no less that way, and
-/// whoever takes very many does not fill them at once.
+/// a caller that takes very many fills them only later.
 const POPULATED: std::ops::RangeInclusive<u32> = 4..=1024;
 /// From this reference count on, a reader gets a copy instead of another pin.
 const PINS_MAX: u16 = 0x8000;
@@ -72,8 +72,8 @@ pub(crate) struct Pool {
 }
 
 struct Core {
+    /// Memory whose regions are all taken, so that they are adjacent, in the order of their numbers.
     arena: Arena,
-    regions: Box<[RegionId]>,
     /// In a separate mapping. Every hit accesses a random entry, so the mapping asks for huge pages,
     /// whatever the setting for the arena: it needs only a few.
     metas: Table<Meta>,
@@ -134,11 +134,15 @@ impl Pool {
             objects_regions_max: count,
             huge_pages,
         })?;
-        let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
-        debug_assert!(regions.iter().enumerate().all(|(at, region)| region.0 as usize == at));
+        let regions = (0_u32..).map_while(|number| {
+            let region = arena.take(Owner::Objects, 0)?;
+            debug_assert_eq!(region.0, number);
+            Some(region)
+        });
+        let regions = regions.count() as u64;
         let region_shift = (region_bytes / BUCKET).trailing_zeros();
         // If the memory has more buckets than there are numbers, the rest remains unused.
-        let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
+        let numbers = (regions << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
         let headers = numbers >> region_shift;
         let [count_min, present, count_max] = memory.counts(numbers - headers, headers);
         if memory.range.is_some() {
@@ -159,7 +163,6 @@ impl Pool {
             free: AtomicU32::new(present),
             receiving: AtomicU32::new(0),
             waiters: WaitQueue::default(),
-            regions,
         });
         let owners = std::array::from_fn(|_| Arc::new(GroupOwner(Arc::clone(&core))));
         Ok(Self { core, owners })
@@ -348,8 +351,7 @@ impl Core {
         (1 << self.region_shift) - 1
     }
 
-    /// Returns the first byte of a bucket. Regions are adjacent, in the order of their numbers, so a
-    /// bucket's number gives its position.
+    /// Returns the first byte of a bucket, whose number gives its position.
     #[inline]
     fn at(&self, bucket: u32) -> *mut u8 {
         self.arena.at(bucket as usize * BUCKET)
@@ -360,11 +362,11 @@ impl Core {
         self.bytes_of(bucket, 1)
     }
 
-    /// Returns the bytes of `count` adjacent buckets of one region.
+    /// Returns the bytes of `count` adjacent buckets.
     #[inline]
     fn bytes_of(&self, first: u32, count: usize) -> &[u8] {
         // SAFETY: the buckets lie completely within the arena, which lives as long as `self`, one
-        // after another because they are in one region. Each is written only through `Reserved`
+        // after another because their numbers are consecutive. Each is written only through `Reserved`
         // before any other thread knows it, or in its owner's exclusive section while only a single
         // slot refers to it; the caller holds a reference to it, or is in that section.
         unsafe { std::slice::from_raw_parts(self.at(first), count * BUCKET) }
@@ -374,7 +376,7 @@ impl Core {
     fn write_headers(&self, fresh: u32, more: u32) {
         let first = fresh.div_ceil(self.per_region());
         for index in first..(fresh + more).div_ceil(self.per_region()) {
-            let region = self.regions[index as usize];
+            let region = RegionId(index);
             let sequence = self.arena.region(region).sequence();
             let header = RegionHeader {
                 owner: Owner::Objects as u8,
