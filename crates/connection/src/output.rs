@@ -65,7 +65,7 @@ impl Output {
     pub fn unpin(&mut self) {
         for part in &mut self.parts {
             let Part::Payload { payload, index, from } = part else { continue };
-            if payload.iter().all(|segment| segment.pin().is_none()) {
+            if !payload.iter().any(Segment::is_pinned) {
                 continue;
             }
             let left: Vec<&[u8]> = payload.as_slice()[*index..].iter().map(Segment::as_slice).collect();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use blocker::{Clock, Segments, SystemClock};
+use blocker::{Clock, Segment, Segments, SystemClock};
 use connection::{Grant, LOOK_TIME};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -135,7 +135,7 @@ impl Memory {
         let unsent = self.state.lock().unsent.clone();
         if let Some(unsent) = unsent {
             for part in unsent.lock().iter_mut() {
-                if part.iter().any(|segment| segment.pin().is_some()) {
+                if part.iter().any(Segment::is_pinned) {
                     *part = Segments::from(part.to_bytes());
                 }
             }

@@ -158,15 +158,10 @@ impl Segment {
         matches!(self.0, Repr::Zeros(_))
     }
 
-    /// Returns a pinned segment's owner, token, and range of the owner's bytes. An owner can thus
-    /// recognise its own memory when a request brings it back.
+    /// Returns whether the segment refers to memory of a [`SegmentOwner`].
     #[must_use]
-    #[inline]
-    pub fn pin(&self) -> Option<(&Arc<dyn SegmentOwner>, u64, Range<usize>)> {
-        match &self.0 {
-            Repr::Pinned(pin) => Some((&pin.owner, pin.token, pin.start as usize..pin.end as usize)),
-            _ => None,
-        }
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.0, Repr::Pinned(_))
     }
 
     /// Returns the part `range`, which shares the memory.
