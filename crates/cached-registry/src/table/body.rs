@@ -82,7 +82,7 @@ impl<C: Cell> TableBody<C> {
                 return Ok(changes);
             }
             if !ended.is_empty() {
-                self.end(version, Arc::unwrap_or_clone(table), &ended).await?;
+                self.end(version, Table::clone(&table), &ended).await?;
                 continue;
             }
             self.clock.sleep(self.poll).await;
@@ -136,7 +136,7 @@ impl<C: Cell> TableBody<C> {
                 }
                 None => {
                     let (version, table, ended) = self.read().await?;
-                    (version, Arc::unwrap_or_clone(table), ended)
+                    (version, Table::clone(&table), ended)
                 }
             };
             if !ended.is_empty() {
