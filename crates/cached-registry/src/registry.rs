@@ -162,7 +162,7 @@ impl Registry {
     }
 
     /// Waits for the end of changes whose futures were dropped, if the registry is on a disk. Until the next
-    /// change through this handle, another process may use this one's number of the disk.
+    /// change or watch through this handle, another process may use this one's number of the disk.
     pub async fn finish(&self) {
         if let Body::Disk(body, ..) = &*self.0 {
             body.finish().await;

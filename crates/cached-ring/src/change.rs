@@ -9,7 +9,8 @@ use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, Ward
 use crate::plan::{spread, wanted_owners};
 use crate::slots::{SLOTS, Slot, SlotSet};
 
-/// The size of the items that a move should not exceed, in bytes: one that is given up begins anew.
+/// The total size that the items of a move should not exceed, in bytes, because a move that is given up
+/// begins anew. A move of [`MOVE_SLOTS_MIN`] slots may exceed it.
 const MOVE_BYTES: u64 = 512 << 20;
 /// The number of slots that a move may have whatever they hold: the source visits all of its items for
 /// each move.

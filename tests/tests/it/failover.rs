@@ -74,7 +74,7 @@ fn expect_all(conn: &mut Conn, value: &str) {
     }
 }
 
-/// A node that stands still is replaced, as is one of which a worker does. What its clients have sent in
+/// A node that stands still is replaced, as is one with a worker that hangs. What its clients have sent in
 /// the meantime is answered by the new owners, and it is given slots again. So is one that is killed. A node
 /// that runs is not replaced.
 #[test]

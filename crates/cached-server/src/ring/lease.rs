@@ -22,7 +22,7 @@ const RENEWALS: u32 = 5;
 /// The part of a lease's duration that an attempt to renew it may take.
 const ATTEMPTS: u32 = 3;
 
-/// Why a lease has lapsed that nothing else has kept from being renewed.
+/// The cause of a lapse if nothing else is known that kept the lease from being renewed.
 const STOOD_STILL: &str = "this process stood still";
 
 /// The longest time between two looks at the other nodes' leases.

@@ -75,8 +75,8 @@ impl Shared {
                     if !*is_told && since.elapsed() >= LOOK_TOLD {
                         *is_told = true;
                         tracing::warn!(
-                            "this node is due slots of other nodes, but does not reach them, or some node does not \
-                             reach it, or has an earlier map: no slots are taken"
+                            "this node is due slots of other nodes, but has no lease, or does not reach them, or some node \
+                             does not reach it, or has an earlier map: no slots are taken"
                         );
                     }
                     // Connections come and go without a change of the map.
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Decides what is next. A move `is_small` if earlier ones have failed.
+    /// Decides what is next. The next move has few slots if it `is_small`, because an earlier one has failed.
     fn next(&self, map: &Map, is_small: bool) -> Next {
         if *self.is_held.borrow() {
             return Next::Look;

@@ -9,7 +9,7 @@
 //!  the move still exists: SEAL ─────────────────► executes no request for the slots from here on
 //!          ◄───────────────────── ITEM, GONE, END
 //!  commits in the registry, executes requests
-//!  COMMITTED ───────────────────────────────────► removes the items
+//!  COMMITTED ───────────────────────────────────► may remove the items
 //! ```
 //! A session has a thread at each end. A session that breaks before SEAL has changed nothing; after
 //! SEAL, the slots of the source stay sealed until a map says whose they are.

@@ -31,11 +31,11 @@ const NO_RING: u64 = 0;
 /// The interval at which other nodes are asked for their maps.
 const ASK: Duration = Duration::from_millis(50);
 
-/// The time without another map after which items are removed that are in nobody's way: one pass for
-/// those of several moves.
+/// Items of other nodes' slots that hinder nobody are removed once no map has come for this time: so one
+/// pass removes those of several moves.
 const PURGE_AFTER: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
 
-/// The same while items are sent to another node: a move that takes longer may have come to a standstill.
+/// The same while slots move to another node: a move that takes longer may have come to a standstill.
 const PURGE_AFTER_MOVE: Duration = Duration::from_secs(60);
 
 /// Returns what the CAS values of slots exceed that come without their items from a node that was struck
