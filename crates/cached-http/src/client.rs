@@ -142,6 +142,9 @@ impl Blocking {
             Ok(Response::from_parts(head, body.to_bytes()))
         };
         self.runtime.block_on(async {
+            // The connection has not been polled since the last request: it learns here that the
+            // server has closed it, before the request is written to it in vain.
+            tokio::task::yield_now().await;
             let Some(timeout) = self.timeout else { return answered.await };
             tokio::time::timeout(timeout, answered).await.unwrap_or(Err(RequestError::Timeout(timeout)))
         })
@@ -158,6 +161,7 @@ fn failed(error: &legacy::Error) -> RequestError {
 mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::net::{SocketAddr, TcpListener};
+    use std::sync::mpsc::{self, Receiver};
     use std::thread::JoinHandle;
 
     use super::*;
@@ -169,9 +173,10 @@ mod tests {
             .unwrap()
     }
 
-    /// Starts a server that responds to the requests of each connection with `replies`, and then
-    /// closes the connection. The thread returns the requests' heads.
-    fn server(connections: Vec<Vec<&'static str>>) -> (SocketAddr, JoinHandle<Vec<Vec<String>>>) {
+    /// Starts a server that responds to the requests of each connection with `replies`, closes the
+    /// connection, and says so over the channel. The thread returns the requests' heads.
+    fn server(connections: Vec<Vec<&'static str>>) -> (SocketAddr, Receiver<()>, JoinHandle<Vec<Vec<String>>>) {
+        let (closed, closings) = mpsc::channel();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let serving = std::thread::spawn(move || {
@@ -183,10 +188,12 @@ mod tests {
                     heads.push(lines.by_ref().take_while(|line| !line.is_empty()).collect());
                     stream.write_all(reply.as_bytes()).unwrap();
                 }
+                drop((stream, lines));
+                let _ = closed.send(());
             }
             heads
         });
-        (address, serving)
+        (address, closings, serving)
     }
 
     const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
@@ -197,10 +204,13 @@ mod tests {
 
     #[test]
     fn a_connection_is_kept_and_replaced_after_the_server_has_closed_it() {
-        let (at, serving) = server(vec![vec![OK, OK], vec![OK]]);
+        let (at, closings, serving) = server(vec![vec![OK, OK], vec![OK]]);
         let client = client(None);
-        for _ in 0..3 {
+        for is_last_of_its_connection in [false, true, true] {
             assert_eq!(get(&client, at).unwrap().body().as_ref(), b"ok");
+            if is_last_of_its_connection {
+                closings.recv().unwrap();
+            }
         }
         let heads = serving.join().unwrap();
         assert_eq!(heads[2][0], "GET /a?b HTTP/1.1");
@@ -217,7 +227,7 @@ mod tests {
         drop(listener);
         let error = get(&client(None), silent).unwrap_err().to_string();
         assert!(error.contains("onnection refused"), "{error}");
-        let (at, _serving) = server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
+        let (at, _closings, _serving) = server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
         let error = get(&client(None), at).unwrap_err();
         assert_eq!(error.to_string(), "the response is longer than 10 bytes");
         let malformed = client(None).send(hyper::Request::get("http://a b/"), Bytes::new(), 10);
