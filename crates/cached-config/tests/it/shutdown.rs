@@ -15,6 +15,8 @@ use cached_journal::JournalConfig;
 use test_kit::steered::{Op, SteeredStore, Verdict};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// An age at which nothing is stored while a test runs, however slow the disk is.
+const DAY: Duration = Duration::from_secs(86_400);
 
 fn cache(store: Arc<dyn Blocker>) -> ObjectCache {
     let config = ObjectCacheConfig { write: WriteMode::Back, ..ObjectCacheConfig::default() };
@@ -96,6 +98,7 @@ fn what_the_journal_has_is_no_loss() {
             writer: Writer::Cache,
             memory_bytes_max: 64 << 20,
             dirty_bytes_max: 4 << 20,
+            dirty_age_max: DAY,
             ..ObjectCacheConfig::default()
         };
         if is_journaled {
@@ -172,7 +175,7 @@ fn what_could_not_be_recovered_is_reported_and_kept() {
             writer: Writer::Cache,
             memory_bytes_max: 64 << 20,
             dirty_bytes_max: 4 << 20,
-            dirty_age_max: MINUTE,
+            dirty_age_max: DAY,
             ..ObjectCacheConfig::default()
         };
         let builder = ObjectCache::builder(Arc::clone(&store) as _).config(config);
