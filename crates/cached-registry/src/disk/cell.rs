@@ -319,16 +319,20 @@ mod tests {
     fn another_process_may_use_the_number_after_a_change_that_was_given_up() {
         let (_dir, cells) = cells();
         let disk = &cells[0].0.disk;
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
             for _ in 0..20 {
                 let before = DiskCell::new(Arc::clone(disk), 0).unwrap();
                 let version = before.read().await.unwrap().version;
+                // The change waits for the only thread, so it is given up before it is made.
+                let (go, hold) = std::sync::mpsc::channel::<()>();
+                tokio::task::spawn_blocking(move || hold.recv());
                 tokio::select! {
                     biased;
                     outcome = before.swap(version, Bytes::from_static(b"given up")) => panic!("{outcome:?}"),
                     () = std::future::ready(()) => {}
                 }
+                drop(go);
                 before.finish().await;
                 let next = DiskCell::new(Arc::clone(disk), 0).unwrap();
                 let version = next.read().await.unwrap().version;
