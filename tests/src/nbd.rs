@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The time limit for a reply. It is generous, because the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// The time limit for a reply. It is generous, because a flush may wait for many slow fsyncs.
+const DEADLINE: Duration = Duration::from_secs(120);
 
 const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;

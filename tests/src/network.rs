@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The time limit of a command.
-const COMMAND: Duration = Duration::from_secs(60);
+const COMMAND: Duration = Duration::from_secs(240);
 /// The namespace of the calling thread.
 const OWN: &str = "/proc/thread-self/ns/net";
 

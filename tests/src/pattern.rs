@@ -4,9 +4,11 @@ use crate::bytes::{escape, show};
 use std::collections::HashMap;
 use std::fmt;
 
-/// The number of seconds by which a time to live may be below its expected value: a busy machine
-/// may take as long between two commands.
-const SECONDS_LOST_MAX: u64 = 15;
+/// Returns the number of seconds by which a time to live may be below its expected value: a busy
+/// machine may take as long between two commands.
+const fn seconds_lost_max(expected: u64) -> u64 {
+    if expected < 100 { 15 } else { 60 }
+}
 
 /// Numbers captured from earlier replies, by name.
 pub type Captures = HashMap<String, String>;
@@ -94,9 +96,9 @@ impl Pattern {
                     Run::Of(count) => {
                         let number =
                             std::str::from_utf8(&rest[..count]).ok().and_then(|text| text.parse().ok());
-                        if !number
-                            .is_some_and(|number: u64| number <= *most && number + SECONDS_LOST_MAX >= *most)
-                        {
+                        let is_near =
+                            |number: u64| number <= *most && number + seconds_lost_max(*most) >= *most;
+                        if !number.is_some_and(is_near) {
                             return Match::Differs(at);
                         }
                         at += count;

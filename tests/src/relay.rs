@@ -2,6 +2,7 @@
 //! A test can also choose the byte at which the next connection ends or stands still.
 
 use crate::daemon::wait_for;
+use crate::server::free_port;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -113,7 +114,8 @@ impl Relay {
     /// # Panics
     /// Panics if there is no port.
     pub fn to(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        // An outgoing connection could take a port of the system's choice while the relay is closed.
+        let listener = (0..10).find_map(|_| TcpListener::bind(free_port()).ok()).expect("a listener");
         let (address, state) = (listener.local_addr().expect("its address"), Arc::new(State::default()));
         let of_thread = Arc::clone(&state);
         std::thread::spawn(move || {
@@ -124,8 +126,14 @@ impl Relay {
                     std::thread::sleep(LOOK);
                     continue;
                 }
-                let listening = listener
-                    .get_or_insert_with(|| TcpListener::bind(address).expect("the relay's own address"));
+                if listener.is_none() {
+                    listener = TcpListener::bind(address).ok();
+                }
+                let Some(listening) = &listener else {
+                    // Another test looks whether the port is free.
+                    std::thread::sleep(LOOK);
+                    continue;
+                };
                 // This loop also ends if a connection is refused.
                 let Ok((client, _)) = listening.accept() else { continue };
                 let is_closed = of_thread.is_closed.load(Ordering::SeqCst);

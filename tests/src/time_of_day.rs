@@ -31,7 +31,7 @@ impl TimeOfDay {
         std::fs::write(&source, include_str!("time_of_day.c")).expect("the source");
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-o"]);
-        let output = run(compiler.arg(dir.path().join("library.so")).arg(&source), Duration::from_secs(60));
+        let output = run(compiler.arg(dir.path().join("library.so")).arg(&source), Duration::from_secs(240));
         assert!(output.status.success(), "{}", text(&output));
         let time = Self { moved_secs: File::create(dir.path().join("moved")).expect("a file"), dir };
         time.move_by(0);
@@ -63,7 +63,7 @@ impl TimeOfDay {
         let hours = [0, 60].map(|more| {
             let time = format!("@{}", now as i64 + secs + more);
             let output =
-                run(Command::new("date").args(["-u", "+%Y-%m-%dT%H:", "-d", &time]), Duration::from_secs(60));
+                run(Command::new("date").args(["-u", "+%Y-%m-%dT%H:", "-d", &time]), Duration::from_secs(240));
             format!("\n{}", text(&output).trim())
         });
         // A reload is logged.

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::s3::endpoint::User;
 
 /// The time limit for a response. It is generous, because the machine may be busy.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// An unsigned request.
 #[derive(Clone, Debug, Default)]

@@ -307,7 +307,7 @@ fn the_end_waits_for_the_store() {
         return;
     }
     let (store, cache) = (Place::new(), Place::new());
-    let (behind, mut front) = cut_off(&store, &cache, 60);
+    let (behind, mut front) = cut_off(&store, &cache, 24 * 60 * 60);
     front.signal(libc::SIGTERM);
     wait_for("the end of listening", || !cache.socket().exists());
     behind.signal(libc::SIGCONT);

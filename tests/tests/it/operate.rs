@@ -542,7 +542,8 @@ fn a_cache_whose_store_stalls_is_not_ready_until_its_dirty_data_are_stored() {
     // The stopped server keeps its connections, and sends no replies.
     store.signal(libc::SIGSTOP);
     change().expect("it is in the cache");
-    let (code, why) = cache.cachectl(&["--timeout", "1", "namespace", "flush", "vm"]);
+    // Nothing waits for this: the age limit below is 30 s. Half of the time is reserved for the reply.
+    let (code, why) = cache.cachectl(&["--timeout", "12", "namespace", "flush", "vm"]);
     assert_eq!((code, why.contains("its dirty data are not stored yet")), (5, true), "{why}");
     let reasons = || http::get(&cache.admin, "/readyz");
     let waits_for = |words: &str| wait_for(words, || reasons().1.contains(words).then_some(()));

@@ -1,5 +1,6 @@
 //! Plain `stats`, in text and binary: memcached's names, in its order, and correct counts.
 
+use crate::ring_faults::wait_until_stopped;
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, op};
 use cached_tests::program::Flavour;
@@ -30,50 +31,50 @@ fn names_and_order_in_text() {
 }
 
 /// However many reports and dumps clients request simultaneously, at most the work of one report
-/// delays a request of another client.
+/// delays a request of another client. The order in which the server executes the requests is in an
+/// item to which they append: it does not depend on when this test runs.
 #[test]
 fn many_reports_do_not_keep_other_clients_waiting() {
     const ITEMS: usize = 40_000;
     const REPORTS: usize = 100;
+    const OTHERS: usize = 10;
     let server = Server::start("-t 1");
     let mut conn = server.connect();
     let sets: String = (0..ITEMS).map(|item| format!("set {item} 0 0 1 noreply\r\nx\r\n")).collect();
     conn.send(sets.as_bytes());
     conn.ask(b"mn\r\n", b"MN\r\n");
-    for counter in ["a", "b", "c"] {
-        conn.ask(format!("set {counter} 0 0 3\r\n000\r\n").as_bytes(), b"STORED\r\n");
-    }
-    // The class has no items, so the replies are short, and no sender has to read them.
+    conn.ask(b"set order 0 0 0\r\n\r\n", b"STORED\r\n");
     let mut senders: Vec<Conn> = (0..3).map(|_| server.connect()).collect();
-    for (sender, counter) in senders.iter_mut().zip(["a", "b", "c"]) {
-        let step = format!("stats cachedump 39 0\r\nincr {counter} 1 noreply\r\n");
+    let mut others: Vec<Conn> = (0..OTHERS).map(|_| server.connect()).collect();
+    senders.iter_mut().chain(&mut others).for_each(|conn| conn.ask(b"mn\r\n", b"MN\r\n"));
+    // All requests have arrived when the server goes on.
+    server.signal(libc::SIGSTOP);
+    wait_until_stopped(server.pid());
+    for (sender, letter) in senders.iter_mut().zip(["a", "b", "c"]) {
+        // The class has no items, so the replies are short, and no sender has to read them.
+        let step = format!("stats cachedump 39 0\r\nappend order 0 0 1 noreply\r\n{letter}\r\n");
         sender.send(step.repeat(REPORTS).as_bytes());
     }
-    let (mut served, mut behind) = (0, None);
-    loop {
-        conn.send(b"mg a v\r\nmg b v\r\nmg c v\r\n");
-        served += 1;
-        let mut done = || {
-            conn.read_line();
-            String::from_utf8(conn.read_line()).expect("text").trim().parse::<usize>().expect("a number")
-        };
-        let done = [done(), done(), done()];
-        if done.contains(&REPORTS) {
-            behind = behind.or(done.into_iter().min());
-        }
-        if done == [REPORTS; 3] {
-            break;
-        }
-    }
-    println!(
-        "another client was served {served} times; {behind:?} of {REPORTS} when the first sender was done"
-    );
+    others.iter_mut().for_each(|other| other.send(b"append order 0 0 1\r\nw\r\n"));
+    server.signal(libc::SIGCONT);
+    others.iter_mut().for_each(|other| other.expect(b"STORED\r\n", "a request beside reports"));
     for sender in &mut senders {
         sender.expect(&b"END\r\n".repeat(REPORTS), "the reports");
+        sender.ask(b"mn\r\n", b"MN\r\n");
     }
+    conn.send(b"get order\r\n");
+    conn.read_line();
+    let order = String::from_utf8(conn.read_line()).expect("text");
+    conn.expect(b"END\r\n", "the order");
+    assert_eq!(order.len(), 3 * REPORTS + OTHERS, "{order}");
+    let before_others = order.rfind('w').map_or(0, |last| last + 1 - OTHERS);
+    let done_at = |letter: char| order.rfind(letter).unwrap_or_default();
+    let first_done = ['a', 'b', 'c'].map(done_at).into_iter().min().unwrap_or_default();
+    let least = ['a', 'b', 'c'].map(|letter| order[..=first_done].matches(letter).count());
+    println!("{before_others} reports before the last other client; {least:?} when a sender was done");
     if server.flavour == Flavour::Cached {
-        assert!(served >= 10, "served {served} times beside {} reports", 3 * REPORTS);
-        assert!(behind.is_some_and(|least| least >= REPORTS / 4), "senders have their turns: {behind:?}");
+        assert!(before_others <= 3 * REPORTS / OTHERS, "{before_others} reports came first: {order}");
+        assert!(least.iter().all(|done| *done >= REPORTS / 4), "senders have their turns: {least:?}");
     }
 }
 
@@ -144,7 +145,7 @@ fn counts_are_correct() {
     assert!(number("bytes_read") > 100);
     assert!(number("bytes_written") > 50);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    assert!(number("time").abs_diff(now) < 30, "time is {}, now it is {now}", number("time"));
+    assert!(number("time").abs_diff(now) < 300, "time is {}, now it is {now}", number("time"));
 }
 
 #[test]

@@ -193,7 +193,8 @@ fn quiet_requests_have_no_reply() {
     if !is_cached() {
         return;
     }
-    let (server, mut client) = start("");
+    // Several threads could execute the datagrams in another order.
+    let (server, mut client) = start("-t 1");
     let setq = Request::new(op("SETQ").unwrap()).key(b"a").extras(&[0; 8]).value(b"1").bytes();
     client.send(&setq);
     client.expect_nothing("SETQ");
@@ -302,7 +303,8 @@ fn flushes_of_a_prefix() {
     if !is_cached() {
         return;
     }
-    let (server, mut client) = start("-o cluster_discovery");
+    // Several threads could execute the datagrams in another order.
+    let (server, mut client) = start("-t 1 -o cluster_discovery");
     let mut conn = server.connect();
     conn.ask(b"set a:1 0 0 1\r\nx\r\nset b:1 0 0 1\r\nx\r\n", b"STORED\r\nSTORED\r\n");
     client.ask(b"flush_prefix a:\r\n", b"OK\r\n");

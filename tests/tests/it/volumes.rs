@@ -341,7 +341,9 @@ fn an_upgrade_gives_volumes_up_and_goes_on_with_them() {
     daemon.signal(libc::SIGUSR2);
     // From now on the admin listener's socket belongs to the new process.
     let pid = wait_for("the new process", || {
-        let pid = daemon.json("/status.json")["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let (_, body) = http::try_get(&daemon.admin, "/status.json")?;
+        let status: Value = serde_json::from_str(&body).ok()?;
+        let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
         pid.filter(|pid| *pid != before)
     });
     let _successor = Successor(pid);

@@ -17,8 +17,10 @@ use cached_tests::server::free_port;
 use cached_tests::small_disk::SmallDisk;
 use cached_tests::time_of_day::TimeOfDay;
 
-/// The lease.
+/// The lease where faults wait for its end.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
+/// The lease of hosts that must not lose it, however slow the machine is.
+pub(crate) const LONG_LEASE: Duration = Duration::from_secs(60);
 /// The volume of the hosts.
 pub(crate) const VOLUME: &str = "disk";
 /// The size of the file system that contains the store.
@@ -127,13 +129,15 @@ impl Behind {
         }
     }
 
-    /// Returns the lines of `[objects.backend]`.
-    fn keys(&self, to: Option<&Relay>) -> String {
+    /// Returns the lines of `[objects.backend]`, with time limits below the lease.
+    fn keys(&self, to: Option<&Relay>, lease: Duration) -> String {
         let to = to.map(|relay| relay.address.to_string()).unwrap_or_default();
         match self {
             Self::Synapsed { .. } => format!(
-                "kind = \"synapse\"\naddress = \"{to}\"\nkeep_alive_ms = 500\npeer_timeout_ms = 1500\n\
-                 connect_timeout_ms = 1500\nbackoff_ms_max = 200\n"
+                "kind = \"synapse\"\naddress = \"{to}\"\nkeep_alive_ms = {}\npeer_timeout_ms = {limit}\n\
+                 connect_timeout_ms = {limit}\nbackoff_ms_max = 200\n",
+                lease.as_millis() / 4,
+                limit = lease.as_millis() * 3 / 4
             ),
             Self::Rados(cluster) => format!(
                 "kind = \"rados\"\npool = \"cached\"\nconf = \"{}\"\nroot = \"pair\"\n",
@@ -149,12 +153,12 @@ impl Behind {
 }
 
 impl Hosts {
-    /// Starts both hosts. If a program is not installed, returns `None`, and prints that `test` is
-    /// skipped.
+    /// Starts both hosts, whose time limits follow the lease. If a program is not installed, returns
+    /// `None`, and prints that `test` is skipped.
     ///
     /// # Panics
     /// Panics if something does not start.
-    pub(crate) fn start(store: Store, by: By, test: &str) -> Option<Self> {
+    pub(crate) fn start(store: Store, by: By, lease: Duration, test: &str) -> Option<Self> {
         let behind = Behind::start(store, test)?;
         let etcd = match by {
             By::Etcd => Some(Etcd::start(test)?),
@@ -165,25 +169,28 @@ impl Hosts {
         let to_etcd = etcd.as_ref().map(|etcd| relays(SocketAddr::from(([127, 0, 0, 1], etcd.port))));
         let http = [free_port(), free_port()];
         let times_of_day = [TimeOfDay::new(), TimeOfDay::new()];
+        let registry_ms = lease.as_millis() / 2;
         let host = |host: usize| {
-            let backend = behind.keys(to_store.as_ref().map(|relays| &relays[host]));
+            let backend = behind.keys(to_store.as_ref().map(|relays| &relays[host]), lease);
             let registry = match &to_etcd {
                 Some(relays) => format!(
-                    "kind = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"pair/\"\ntimeout_ms = 1000\n",
+                    "kind = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"pair/\"\ntimeout_ms = {registry_ms}\n",
                     relays[host].address
                 ),
-                None => "kind = \"store\"\ntimeout_ms = 1000\npoll_ms = 200\n".into(),
+                None => format!("kind = \"store\"\ntimeout_ms = {registry_ms}\npoll_ms = 200\n"),
             };
             // As on two machines, each host has a name of its own as the owner of volumes.
             let more = format!(
-                "[objects.http]\nlisten = [\"{}\"]\nthreads = 1\nrequest_timeout_ms = 2000\n[volumes]\nowner = \"{}\"\n\
+                "[objects.http]\nlisten = [\"{}\"]\nthreads = 1\nrequest_timeout_ms = {}\n[volumes]\nowner = \"{}\"\n\
                  [nbd]\nlisten = [\"unix:PLACE/nbd\"]\nthreads = 1\n",
-                http[host], NODES[host]
+                http[host],
+                lease.as_millis(),
+                NODES[host]
             );
             Host { backend, registry, more, environment: times_of_day[host].environment() }
         };
         let pair =
-            Pair::start_each("cached", LEASE.as_secs(), host, "write = \"back\"\ndirty_age_ms_max = 300\n");
+            Pair::start_each("cached", lease.as_secs(), host, "write = \"back\"\ndirty_age_ms_max = 300\n");
         let (code, said) = pair.host(pair.leader()).cachectl(&["volume", "create", VOLUME, "1M"]);
         assert_eq!(code, 0, "{said}");
         Some(Self { pair, http, times_of_day, behind, to_store, etcd, to_etcd })

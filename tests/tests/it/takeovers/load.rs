@@ -53,6 +53,8 @@ pub(super) struct Shared {
     registers: Vec<Register>,
     /// The addresses of the hosts.
     hosts: [String; 2],
+    /// The silence after which clients count a host as lost.
+    limit: Duration,
     is_over: AtomicBool,
     faults: Mutex<Vec<String>>,
     /// The hosts' own replies: the host, and the times of request and reply.
@@ -117,11 +119,11 @@ pub(super) fn number_in(block: &[u8]) -> Option<u64> {
     (block == number.to_le_bytes().repeat(BLOCK_BYTES / 8)).then_some(number)
 }
 
-fn config(addresses: &str) -> ClientConfig {
+fn config(addresses: &str, limit: Duration) -> ClientConfig {
     let mut config = ClientConfig::new(addresses.parse::<Addresses>().expect("addresses"));
-    config.connect_timeout = Duration::from_secs(1);
-    config.keep_alive = Duration::from_millis(300);
-    config.peer_timeout = Duration::from_secs(1);
+    config.connect_timeout = limit;
+    config.keep_alive = limit * 3 / 10;
+    config.peer_timeout = limit;
     config.backoff_max = Duration::from_millis(100);
     config.reconnect_timeout = CALL_TIMEOUT;
     config.call_timeout = Some(CALL_TIMEOUT);
@@ -129,8 +131,8 @@ fn config(addresses: &str) -> ClientConfig {
 }
 
 impl Load {
-    /// Starts the load on hosts, of which one leads.
-    pub(crate) fn start(ways: Ways, seed: u64) -> Self {
+    /// Starts the load on hosts with this lease, of which one leads.
+    pub(crate) fn start(ways: Ways, lease: Duration, seed: u64) -> Self {
         let Ways { objects: hosts, http, volumes } = ways;
         let register = |number| Register {
             id: ObjectId::new(
@@ -145,6 +147,7 @@ impl Load {
         let shared = Arc::new(Shared {
             registers: (0..REGISTERS).map(register).collect(),
             hosts,
+            limit: lease / 2,
             is_over: AtomicBool::new(false),
             faults: Mutex::default(),
             answers: Mutex::default(),
@@ -237,7 +240,7 @@ impl Shared {
     }
 
     async fn run(self: Arc<Self>, seed: u64) {
-        let Some(client) = self.connect(config(&self.hosts.join(","))).await else { return };
+        let Some(client) = self.connect(config(&self.hosts.join(","), self.limit)).await else { return };
         let mut tasks = Vec::new();
         for number in 0..self.registers.len() {
             let random = SmallRng::seed_from_u64(seed.wrapping_mul(1_000_003) ^ number as u64);
@@ -343,7 +346,7 @@ impl Shared {
     /// Reads registers of one host, whether or not it leads.
     async fn read_of_host(self: Arc<Self>, host: usize) {
         let address = self.hosts[host].clone();
-        let mut config = config(&address);
+        let mut config = config(&address, self.limit);
         // Requests to a stopped host wait until it continues.
         (config.keep_alive, config.peer_timeout) = (CALL_TIMEOUT, 2 * CALL_TIMEOUT);
         (config.connect_timeout, config.reconnect_timeout) = (CALL_TIMEOUT, Duration::from_millis(50));

@@ -189,7 +189,9 @@ fn objects_over_http_are_served_through_upgrades() {
         return;
     }
     let address = own_address().to_string();
-    let text = configuration(true) + &format!("[objects.http]\nlisten = [\"{address}\"]\nthreads = 2\n");
+    // A client that goes on with its request late must not be cut off.
+    let text = configuration(true).replacen("[process]\n", "[process]\ndrain_timeout_secs = 240\n", 1)
+        + &format!("[objects.http]\nlisten = [\"{address}\"]\nthreads = 2\n");
     let mut server = Upgradable::start("-m 64 -t 2 --debug-clock", &text);
     let mut conn = connect(&server);
     let injects_faults = injects_faults(&mut conn);
