@@ -5,6 +5,7 @@ use crate::daemon::{Daemon, Environment, wait_for};
 use crate::http;
 use crate::object_client;
 use crate::server::free_port;
+use crate::upgrade::memory_directory;
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Error, FlushRequest, ObjectId, ReadRequest, Scope, WriteRequest};
 use serde_json::Value;
@@ -38,13 +39,14 @@ pub struct Host {
     pub environment: Environment,
 }
 
-/// Starts a `synapsed` on files, the store of a pair.
+/// Starts a `synapsed` on files, the store of a pair. The files are in memory if possible: each renewal
+/// of a lease in the store waits for their syncs, and a lease is short.
 ///
 /// # Panics
 /// Panics if the store's server does not start.
 #[must_use]
 pub fn store() -> Daemon {
-    Daemon::start("synapsed", |place| {
+    Daemon::start_at(memory_directory(), "synapsed", |place| {
         format!(
             "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n\
              [synapse]\nlisten = [\"unix:{place}/synapse\"]\n"
@@ -155,6 +157,20 @@ impl Pair {
     #[must_use]
     pub fn report(&self, host: usize) -> Value {
         self.host(host).json("/leader.json")
+    }
+
+    /// Waits until the registry has a host among the candidates. Only then can the leader be asked to
+    /// prefer it; the host may know the leader earlier.
+    ///
+    /// # Panics
+    /// Panics if the host is no candidate in time.
+    pub fn wait_for_candidate(&self, host: usize) {
+        // On a disk, a candidate's number names its document.
+        let keys = [format!("\"candidates/{}\"", NODES[host]), format!("\"candidates/{host}\"")];
+        wait_for("a candidate", || {
+            let (status, body) = http::get(&self.host(host).admin, "/registry.json");
+            (status == 200 && keys.iter().any(|key| body.contains(key))).then_some(())
+        });
     }
 
     /// Kills a host, and removes its directory.
