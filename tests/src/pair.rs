@@ -173,6 +173,17 @@ impl Pair {
         });
     }
 
+    /// Gives a command of `cachectl leader` at a host, again if the registry was late, after which
+    /// nothing has changed: the machine may be busy. Returns the exit status and the output.
+    pub fn command(&self, host: usize, arguments: &[&str]) -> (i32, String) {
+        wait_for("an answer of the registry", || {
+            let (code, text) = self.host(host).cachectl(&[&["leader"][..], arguments].concat());
+            let late = ["has not answered within", "does not answer in time"];
+            let is_late = code != 0 && late.iter().any(|words| text.contains(words));
+            (!is_late).then_some((code, text))
+        })
+    }
+
     /// Kills a host, and removes its directory.
     pub fn kill(&mut self, host: usize) {
         self.hosts[host] = None;
@@ -230,6 +241,15 @@ impl Client {
     /// Returns the errors of the contract.
     pub fn flush(&self) -> Result<(), Error> {
         block_on(self.0.flush(FlushRequest::new(Scope::All))).map(drop)
+    }
+
+    /// Returns the content of a small object as soon as the host answers: its lease may end at any time,
+    /// but no other host takes it.
+    ///
+    /// # Panics
+    /// Panics if the host does not answer in time.
+    pub fn read_from_leader(&self, object: &str) -> Option<Vec<u8>> {
+        wait_for("an answer of a leader", || self.read(object).ok())
     }
 
     /// Returns the content of a small object; `None` if it does not exist.
