@@ -28,8 +28,11 @@ use std::time::{Duration, Instant};
 
 /// The maximum number of processes over one disk.
 const NODES_MAX: usize = 8;
-/// The time limit for slots to be where they belong.
-const SETTLED: Duration = Duration::from_secs(90);
+/// The time limit for slots to be where they belong. It is generous, because the machine may be busy.
+const SETTLED: Duration = Duration::from_secs(240);
+
+/// Time limits and leases of nodes of which none is expected to be lost: the machine may be busy.
+pub const PATIENT: &str = "peer_timeout_ms = 60000\nconnect_timeout_ms = 60000\nlease_secs = 120";
 
 /// The registry of a cluster.
 #[derive(Debug)]
@@ -96,7 +99,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { args: "-m 128 -t 2", ring: crate::ring::PATIENT, has_memory: false, is_relayed: false }
+        Options { args: "-m 128 -t 2", ring: PATIENT, has_memory: false, is_relayed: false }
     }
 }
 
