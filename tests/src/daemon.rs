@@ -164,7 +164,9 @@ impl Daemon {
         let place = dir.path().display().to_string();
         let token = dir.path().join("token");
         std::fs::write(&token, format!("{TOKEN}\n")).expect("a token");
-        let text = configuration(&place);
+        // A program or a client that stands still for some seconds is not to be disconnected.
+        let patient = "[synapse]\nhandshake_timeout_ms = 600000\n";
+        let text = configuration(&place).replace("[synapse]\n", patient);
         // In the file, keys without a table come first.
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
         let file = dir.path().join("config.toml");

@@ -26,7 +26,7 @@ fn configuration(store: &Daemon, address: SocketAddr, place: &str) -> String {
         "[objects]\nwriter = \"cache\"\nwrite = \"back\"\ndirty_age_ms_max = 86400000\n\
          memory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"256 KiB\"\n\
          [objects.journal]\ndirectory = \"{place}/journal\"\ncreate = true\nsegment_bytes = \"1 MiB\"\n\
-         limit_bytes = \"16 MiB\"\ndirect = false\n[objects.backend]\n{backend}\
+         limit_bytes = \"16 MiB\"\ndirect = false\ncommit_timeout_secs = 600\n[objects.backend]\n{backend}\
          [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
     )
 }
