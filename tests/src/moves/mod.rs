@@ -214,8 +214,13 @@ impl Cluster {
             By::Network(..) => format!("secret_file = \"{}\"", file("secret")),
             By::Disk | By::Etcd(..) => String::new(),
         };
+        // Nodes with memory files are upgraded.
+        let process = match self.options.has_memory {
+            true => "[process]\nupgrade_timeout_secs = 90\n",
+            false => "",
+        };
         format!(
-            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nclients = \"{clients}\"\n{secret}\n{}\n{more}\n\
+            "{process}[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nclients = \"{clients}\"\n{secret}\n{}\n{more}\n\
              [registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\ntoken_file = \"{}\"\n",
             self.options.ring,
             file("token")
