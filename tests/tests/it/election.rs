@@ -107,7 +107,7 @@ fn a_host_takes_over_from_a_killed_one_with_all_that_is_stored() {
 
 #[test]
 fn hosts_elect_by_a_disk_that_they_share() {
-    // On a slow disk, a third of the lease would not be enough.
+    // In memory, because on a slow disk a third of the lease would not be enough.
     let (store, dir) = (pair::store(), memory_directory());
     let path = dir.path().join("registry");
     let host = |host: usize| Host {
@@ -256,7 +256,13 @@ fn a_restart_in_order_keeps_the_lead_at_its_host_and_loses_nothing() {
 #[test]
 fn a_live_upgrade_of_the_leader_keeps_the_lead_at_its_host() {
     let store = pair::store();
-    let pair = Pair::start(LASTING_SECS, &pair::backend(&store), REGISTRY, BACK);
+    let host = |_| Host {
+        backend: pair::backend(&store),
+        registry: REGISTRY.into(),
+        more: "[process]\nupgrade_timeout_secs = 300\n".into(),
+        ..Host::default()
+    };
+    let pair = Pair::start_each("cached", LASTING_SECS, host, BACK);
     let leader = pair.leader();
     let client = pair.client(leader);
     client.write("ns/a", b"before").expect("it is written");
