@@ -10,7 +10,7 @@ import bmemcached
 
 host, port = sys.argv[1], sys.argv[2]
 # With a user and a password after them, by SASL.
-c = bmemcached.Client((f"{host}:{port}",), *sys.argv[3:5], socket_timeout=30)
+c = bmemcached.Client((f"{host}:{port}",), *sys.argv[3:5], socket_timeout=120)
 
 assert c.set("k", "value") is True
 assert c.get("k") == "value"

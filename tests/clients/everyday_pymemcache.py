@@ -101,10 +101,10 @@ def management(c):
 
 
 for make in (
-    lambda: Client((host, port), connect_timeout=30, timeout=30),
-    lambda: Client((host, port), connect_timeout=30, timeout=30, no_delay=True, default_noreply=False),
-    lambda: PooledClient((host, port), connect_timeout=30, timeout=30, max_pool_size=4),
-    lambda: HashClient([(host, port)], connect_timeout=30, timeout=30),
+    lambda: Client((host, port), connect_timeout=120, timeout=120),
+    lambda: Client((host, port), connect_timeout=120, timeout=120, no_delay=True, default_noreply=False),
+    lambda: PooledClient((host, port), connect_timeout=120, timeout=120, max_pool_size=4),
+    lambda: HashClient([(host, port)], connect_timeout=120, timeout=120),
 ):
     c = make()
     for part in (basics, many, cas, counters, times, large):
@@ -115,16 +115,16 @@ for make in (
         management(c)
     c.close()
 
-objects = Client((host, port), serde=serde.pickle_serde, timeout=30)
+objects = Client((host, port), serde=serde.pickle_serde, timeout=120)
 objects.set("object", {"a": [1, 2.5, None], "b": "é"}, noreply=False)
 assert objects.get("object") == {"a": [1, 2.5, None], "b": "é"}
 objects.set("int", 42, noreply=False)
 assert objects.get("int") == 42
 small = serde.CompressedSerde(min_compress_len=10)
-compressed = Client((host, port), serde=small, timeout=30)
+compressed = Client((host, port), serde=small, timeout=120)
 compressed.set("compressed", "x" * 10000, noreply=False)
 assert compressed.get("compressed") == "x" * 10000
-unicode_keys = Client((host, port), allow_unicode_keys=True, timeout=30)
+unicode_keys = Client((host, port), allow_unicode_keys=True, timeout=120)
 unicode_keys.set("schlüssel", b"x", noreply=False)
 assert unicode_keys.get("schlüssel") == b"x"
 print("pymemcache: everything as expected")

@@ -84,6 +84,20 @@ impl Daemon {
         Daemon::start_in(Environment::new(), program, configuration)
     }
 
+    /// Starts a program like [`start`](Self::start), in this directory, which is empty.
+    ///
+    /// # Panics
+    /// Panics if the program does not start. The message contains its log.
+    pub fn start_at(
+        dir: tempfile::TempDir,
+        program: &str,
+        configuration: impl FnOnce(&str) -> String,
+    ) -> Daemon {
+        let mut daemon = Daemon::spawn_at(dir, Environment::new(), program, configuration);
+        daemon.wait_until_started();
+        daemon
+    }
+
     /// Starts a program like [`start`](Self::start), with further variables in its environment, also
     /// after a restart.
     ///
@@ -138,10 +152,21 @@ impl Daemon {
         configuration: impl FnOnce(&str) -> String,
     ) -> Daemon {
         let dir = tempfile::tempdir().expect("a temporary directory");
+        Daemon::spawn_at(dir, environment, program, configuration)
+    }
+
+    fn spawn_at(
+        dir: tempfile::TempDir,
+        environment: Environment,
+        program: &str,
+        configuration: impl FnOnce(&str) -> String,
+    ) -> Daemon {
         let place = dir.path().display().to_string();
         let token = dir.path().join("token");
         std::fs::write(&token, format!("{TOKEN}\n")).expect("a token");
-        let text = configuration(&place);
+        // A program or a client that stands still for some seconds is not to be disconnected.
+        let patient = "[synapse]\nhandshake_timeout_ms = 600000\n";
+        let text = configuration(&place).replace("[synapse]\n", patient);
         // In the file, keys without a table come first.
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
         let file = dir.path().join("config.toml");

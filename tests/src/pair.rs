@@ -5,6 +5,7 @@ use crate::daemon::{Daemon, Environment, wait_for};
 use crate::http;
 use crate::object_client;
 use crate::server::free_port;
+use crate::upgrade::memory_directory;
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Error, FlushRequest, ObjectId, ReadRequest, Scope, WriteRequest};
 use serde_json::Value;
@@ -38,13 +39,14 @@ pub struct Host {
     pub environment: Environment,
 }
 
-/// Starts a `synapsed` on files, the store of a pair.
+/// Starts a `synapsed` on files, the store of a pair. The files are in memory if possible: each renewal
+/// of a lease in the store waits for their syncs, and a lease is short.
 ///
 /// # Panics
 /// Panics if the store's server does not start.
 #[must_use]
 pub fn store() -> Daemon {
-    Daemon::start("synapsed", |place| {
+    Daemon::start_at(memory_directory(), "synapsed", |place| {
         format!(
             "backend = {{ kind = \"file\", create = true, path = \"{place}/store\" }}\n\
              [synapse]\nlisten = [\"unix:{place}/synapse\"]\n"
@@ -157,6 +159,31 @@ impl Pair {
         self.host(host).json("/leader.json")
     }
 
+    /// Waits until the registry has a host among the candidates. Only then can the leader be asked to
+    /// prefer it; the host may know the leader earlier.
+    ///
+    /// # Panics
+    /// Panics if the host is no candidate in time.
+    pub fn wait_for_candidate(&self, host: usize) {
+        // On a disk, a candidate's number names its document.
+        let keys = [format!("\"candidates/{}\"", NODES[host]), format!("\"candidates/{host}\"")];
+        wait_for("a candidate", || {
+            let (status, body) = http::get(&self.host(host).admin, "/registry.json");
+            (status == 200 && keys.iter().any(|key| body.contains(key))).then_some(())
+        });
+    }
+
+    /// Gives a command of `cachectl leader` at a host, again if the registry was late, after which
+    /// nothing has changed: the machine may be busy. Returns the exit status and the output.
+    pub fn command(&self, host: usize, arguments: &[&str]) -> (i32, String) {
+        wait_for("an answer of the registry", || {
+            let (code, text) = self.host(host).cachectl(&[&["leader"][..], arguments].concat());
+            let late = ["has not answered within", "does not answer in time"];
+            let is_late = code != 0 && late.iter().any(|words| text.contains(words));
+            (!is_late).then_some((code, text))
+        })
+    }
+
     /// Kills a host, and removes its directory.
     pub fn kill(&mut self, host: usize) {
         self.hosts[host] = None;
@@ -214,6 +241,15 @@ impl Client {
     /// Returns the errors of the contract.
     pub fn flush(&self) -> Result<(), Error> {
         block_on(self.0.flush(FlushRequest::new(Scope::All))).map(drop)
+    }
+
+    /// Returns the content of a small object as soon as the host answers: its lease may end at any time,
+    /// but no other host takes it.
+    ///
+    /// # Panics
+    /// Panics if the host does not answer in time.
+    pub fn read_from_leader(&self, object: &str) -> Option<Vec<u8>> {
+        wait_for("an answer of a leader", || self.read(object).ok())
     }
 
     /// Returns the content of a small object; `None` if it does not exist.

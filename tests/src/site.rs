@@ -93,11 +93,14 @@ impl Site {
             "[objects]\nwrite = \"back\"\nwriter = \"cache\"\nmemory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"2 MiB\"\n\
              object_bytes_max = \"64 KiB\"\ndirty_age_ms_max = {age_ms}\n{objects}\n\
              [objects.journal]\n{create}directory = {:?}\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"8 MiB\"\n\
-             journaled_bytes_max = \"256 KiB\"\n{journal}\n",
+             journaled_bytes_max = \"256 KiB\"\ncommit_timeout_secs = 600\n{journal}\n",
             self.journal
         );
         let (store, socket) = (&self.store, self.path("socket"));
-        let socket = format!("[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\n", socket.display());
+        let socket = format!(
+            "[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\nhandshake_timeout_ms = 600000\n",
+            socket.display()
+        );
         let text = match self.daemon {
             Daemon::Cached => format!(
                 "[memcached]\nthreads = 1\nlisten = []\nunix_path = {:?}\n{objects}\n\

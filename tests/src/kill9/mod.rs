@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
              dirty_bytes_max = \"2 MiB\"\nobject_bytes_max = \"64 KiB\"\ndirty_age_ms_max = {age_ms}\n\
              namespaces = [{{ name = \"plain\", write = \"back\", journal = false }}]\n\
              [objects.journal]\ncreate = true\ndirectory = \"{}\"\nsegment_bytes = \"1 MiB\"\nlimit_bytes = \"{limit_mib} MiB\"\n\
-             direct = {}\njournaled_bytes_max = {journaled_bytes_max}\nat_limit = \"{}\"\n\
+             direct = {}\ncommit_timeout_secs = 600\njournaled_bytes_max = {journaled_bytes_max}\nat_limit = \"{}\"\n\
              [objects.backend]\n{backend}",
             self.place.path("journal").display(),
             self.options.direct,

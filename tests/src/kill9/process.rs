@@ -45,7 +45,7 @@ impl Place {
     pub fn configure(&self, objects: &str) {
         let text = format!(
             "[log]\nlevel = \"info\"\n[memcached]\nthreads = 1\nlisten = []\nunix_path = \"{}\"\n{objects}\n\
-             [synapse]\nlisten = [\"unix:{}\"]\nthreads = 2\n",
+             [synapse]\nlisten = [\"unix:{}\"]\nthreads = 2\nhandshake_timeout_ms = 600000\n",
             self.path("memcached").display(),
             self.path("socket").display()
         );

@@ -28,8 +28,11 @@ use std::time::{Duration, Instant};
 
 /// The maximum number of processes over one disk.
 const NODES_MAX: usize = 8;
-/// The time limit for slots to be where they belong.
-const SETTLED: Duration = Duration::from_secs(90);
+/// The time limit for slots to be where they belong. It is generous, because the machine may be busy.
+const SETTLED: Duration = Duration::from_secs(240);
+
+/// Time limits and leases of nodes of which none is expected to be lost: the machine may be busy.
+pub const PATIENT: &str = "peer_timeout_ms = 60000\nconnect_timeout_ms = 60000\nlease_secs = 120";
 
 /// The registry of a cluster.
 #[derive(Debug)]
@@ -96,7 +99,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { args: "-m 128 -t 2", ring: crate::ring::PATIENT, has_memory: false, is_relayed: false }
+        Options { args: "-m 128 -t 2", ring: PATIENT, has_memory: false, is_relayed: false }
     }
 }
 
@@ -140,7 +143,8 @@ impl Cluster {
     /// Panics if a node does not start. The message contains its log.
     #[must_use]
     pub fn start(names: &[&str], by: By, options: Options) -> Cluster {
-        let dir = tempfile::tempdir().expect("a temporary directory");
+        // A lease on a disk whose syncs take long would end.
+        let dir = memory_directory();
         let mut cluster = Cluster { nodes: Vec::new(), by, options, weights: Mutex::default(), dir };
         write_secret(&cluster.dir.path().join("token"), TOKEN);
         write_secret(&cluster.dir.path().join("secret"), TOKEN);
@@ -210,8 +214,13 @@ impl Cluster {
             By::Network(..) => format!("secret_file = \"{}\"", file("secret")),
             By::Disk | By::Etcd(..) => String::new(),
         };
+        // Nodes with memory files are upgraded.
+        let process = match self.options.has_memory {
+            true => "[process]\nupgrade_timeout_secs = 90\n",
+            false => "",
+        };
         format!(
-            "[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nclients = \"{clients}\"\n{secret}\n{}\n{more}\n\
+            "{process}[ring]\nnode = \"{name}\"\naddress = \"{address}\"\nclients = \"{clients}\"\n{secret}\n{}\n{more}\n\
              [registry]\n{registry}\n[admin]\nlisten = [\"{admin}\"]\ntoken_file = \"{}\"\n",
             self.options.ring,
             file("token")

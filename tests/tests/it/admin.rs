@@ -476,15 +476,18 @@ fn probes_follow_the_start_the_store_and_the_end() {
     wait_for("the start is complete", || (http::get(&admin, "/startupz").0 == 200).then_some(()));
     let (status, said) = cachectl(&["volume", "list"]);
     assert!(status == Some(1) && said.contains("has no [volumes]"), "{status:?}: {said}");
-    assert_eq!(http::get(&admin, "/readyz"), (200, "ok\n".into()));
-    let (_, metrics) = http::get(&admin, "/metrics");
+    // The store may be slow to answer.
+    wait_for("it is ready", || (http::get(&admin, "/readyz") == (200, "ok\n".into())).then_some(()));
     for series in [
         "cached_objects_dirty_bytes 0",
         "cached_objects_dirty_age_seconds 0",
         "cached_store_silence_seconds{backend=\"synapse\"} 0",
         "cached_store_request_duration_seconds_count{backend=\"synapse\",operation=\"write\"} 0",
     ] {
-        assert!(metrics.lines().any(|line| line == series), "{series}:\n{metrics}");
+        wait_for(series, || {
+            let (_, metrics) = http::get(&admin, "/metrics");
+            metrics.lines().any(|line| line == series).then_some(())
+        });
     }
 
     // The store is probed even if no client needs it.

@@ -3,6 +3,7 @@
 //! does not allow io_uring, the same is tested without bundles.
 
 use cached_tests::conn::Conn;
+use cached_tests::daemon::wait_for;
 use cached_tests::program::Flavour;
 use cached_tests::server::{Address, Server, Start};
 
@@ -137,6 +138,8 @@ fn the_log_states_whether_io_uring_is_used() {
     }
     let lines = |server: &Server| server.log().lines().filter(|line| line.contains("io_uring")).count();
     assert!(matches!(server.address, Address::Tcp(_)));
+    // The first worker logs it, possibly after the start.
+    wait_for("the line", || (lines(&server) > 0).then_some(()));
     assert_eq!(lines(&server), 1, "{}", server.log());
     assert_eq!(lines(&Server::start("-t 2 -o io_uring_sockets_min=0")), 0);
 }

@@ -115,7 +115,7 @@ fn rust_memcache() {
 /// Sends the requests of an application with Rust's blocking client, in both protocols.
 pub(crate) fn everyday_memcache(port: u16) {
     for protocol in ["ascii", "binary"] {
-        let url = format!("memcache://127.0.0.1:{port}?protocol={protocol}&timeout=30");
+        let url = format!("memcache://127.0.0.1:{port}?protocol={protocol}&timeout=120");
         let client = memcache::connect(url).expect("a connection");
         client.flush().expect("flush");
         client.set("a", "value", 100).expect("set");

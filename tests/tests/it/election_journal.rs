@@ -8,8 +8,11 @@ use cached_tests::pair::{self, Client, NODES, Pair};
 use cached_tests::server::free_port;
 use std::net::SocketAddr;
 
-/// Long enough that no host loses its lease because the machine is busy.
-const LEASE_SECS: u64 = 6;
+/// Long enough that no host loses its lease because the machine or its disk is busy. A standby looks
+/// after a tenth of this time, before a host reports a journal that was set aside.
+const LEASE_SECS: u64 = 40;
+/// The lease of a host that waits for its end.
+const ENDING_SECS: u64 = 6;
 
 /// Starts a host that has a journal, and is not in an election yet. Nothing is stored because of its
 /// age.
@@ -23,7 +26,7 @@ fn configuration(store: &Daemon, address: SocketAddr, place: &str) -> String {
         "[objects]\nwriter = \"cache\"\nwrite = \"back\"\ndirty_age_ms_max = 86400000\n\
          memory_bytes_max = \"16 MiB\"\ndirty_bytes_max = \"4 MiB\"\nobject_bytes_max = \"256 KiB\"\n\
          [objects.journal]\ndirectory = \"{place}/journal\"\ncreate = true\nsegment_bytes = \"1 MiB\"\n\
-         limit_bytes = \"16 MiB\"\ndirect = false\n[objects.backend]\n{backend}\
+         limit_bytes = \"16 MiB\"\ndirect = false\ncommit_timeout_secs = 600\n[objects.backend]\n{backend}\
          [synapse]\nlisten = [\"{address}\"]\nthreads = 1\n"
     )
 }
@@ -31,7 +34,7 @@ fn configuration(store: &Daemon, address: SocketAddr, place: &str) -> String {
 /// Returns the configuration of the same host in an election.
 fn elected(configuration: &str, host: usize) -> String {
     let election = format!("[objects.election]\nnode = \"{}\"\nlease_secs = {LEASE_SECS}\n", NODES[host]);
-    let registry = "[registry]\nkind = \"store\"\npoll_ms = 100\n";
+    let registry = "[registry]\nkind = \"store\"\npoll_ms = 100\ntimeout_ms = 60000\n";
     let text = configuration.replace("writer = \"cache\"", "writer = \"elected\"");
     text.replace("[synapse]", &format!("{election}{registry}[synapse]"))
 }
@@ -72,18 +75,26 @@ fn a_killed_host_that_joins_an_election_or_leads_again_loses_nothing() {
     wait_until_logged(pair.host(0));
     let epoch = pair.report(0)["epoch"].as_u64();
     // No other host runs, so this one leads again once its lease has ended.
+    let (lasting, ending) = (format!("lease_secs = {LEASE_SECS}"), format!("lease_secs = {ENDING_SECS}"));
+    pair.host(0).configure(|text| text.replace(&lasting, &ending));
     pair.restart(0, libc::SIGKILL);
     pair.wait_for_leader(0);
-    assert!(pair.report(0)["epoch"].as_u64() > epoch);
+    wait_for("a later epoch", || (pair.report(0)["epoch"].as_u64() > epoch).then_some(()));
     let client = pair.client(0);
-    assert_eq!(client.read("ns/before"), Ok(Some(b"stored".to_vec())));
-    assert_eq!(client.read("ns/cached"), Ok(Some(b"cached".to_vec())));
+    assert_eq!(client.read_from_leader("ns/before"), Some(b"stored".to_vec()));
+    assert_eq!(client.read_from_leader("ns/cached"), Some(b"cached".to_vec()));
     assert_eq!(pair.report(0)["overtaken_journals"], serde_json::json!([]));
 
     // The changes of the journal are stored, so another host can read them.
+    wait_for("the step-down of a leader", || {
+        pair.wait_for_leader(0);
+        let (code, text) = pair.command(0, &["step-down"]);
+        println!("{code}: {text}");
+        (code == 0).then_some(())
+    });
+    // It would lead again if the other one were late.
+    pair.kill(0);
     pair.add(1, start_elected(&store, addresses[1], 1));
-    let (code, text) = pair.host(0).cachectl(&["leader", "step-down"]);
-    assert_eq!(code, 0, "{text}");
     pair.wait_for_leader(1);
     assert_eq!(pair.client(1).read("ns/cached"), Ok(Some(b"cached".to_vec())));
 }
@@ -114,8 +125,9 @@ fn a_host_with_writer_cache_is_refused_once_another_one_is_elected_and_its_journ
     let journal = pair.host(0).path("journal");
     let kept = journal.join("overtaken-1");
     assert!(!kept.exists());
+    pair.wait_for_candidate(0);
 
-    let (code, text) = pair.host(1).cachectl(&["leader", "prefer", NODES[0]]);
+    let (code, text) = pair.command(1, &["prefer", NODES[0]]);
     assert_eq!(code, 0, "{text}");
     pair.wait_for_leader(0);
     let client = pair.client(0);

@@ -10,11 +10,13 @@ use cached_tests::ring::SLOTS;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A short lease, and time limits below it.
+/// A short lease, and time limits below it, for nodes that stand still.
 const SHORT: &str = "lease_secs = 2\npeer_timeout_ms = 1000\nconnect_timeout_ms = 1000";
+/// A short lease for nodes that end, which others notice at once: a node that is slow is not away.
+const PATIENT: &str = "lease_secs = 2\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
 /// Without the registry a lease that lapses does not come back: no node may stand still for so long,
 /// however busy the host is.
-const LONGER: &str = "lease_secs = 6\npeer_timeout_ms = 1000\nconnect_timeout_ms = 1000";
+const LONGER: &str = "lease_secs = 6\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
 
 const LOAD: Load = Load { clients: 2, changes: 20, pause: Duration::from_millis(1), seed: 7 };
 
@@ -178,7 +180,8 @@ fn an_upgrade_goes_on_with_the_lease() {
     if !is_cached() {
         return;
     }
-    let (mut cluster, registers) = start(&["a", "b"], By::Disk, Options { has_memory: true, ..with(SHORT) });
+    let (mut cluster, registers) =
+        start(&["a", "b"], By::Disk, Options { has_memory: true, ..with(PATIENT) });
     LOAD.run(&registers, || {
         for node in 0..2 {
             registers.more(20, "before the upgrade");

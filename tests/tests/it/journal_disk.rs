@@ -180,7 +180,7 @@ impl<'a> Trial<'a> {
         let running = site.start();
         let mut trial = Self { site, running, client: site.connect(), written: 0 };
         assert_eq!(trial.write(), Durability::Journaled);
-        assert_eq!(trial.readiness(), (200, "ok\n".into()));
+        trial.becomes_ready();
         trial
     }
 
@@ -198,6 +198,11 @@ impl<'a> Trial<'a> {
         let log = self.running.log();
         let address = log.lines().find_map(|line| line.split("admin on http://").nth(1));
         http::get(address.unwrap_or_else(|| panic!("no admin listener:\n{log}")).trim(), "/readyz")
+    }
+
+    /// Waits until the server is ready. It is not while a disk is slow to answer.
+    fn becomes_ready(&self) {
+        wait_for("readiness", || self.readiness() == (200, "ok\n".into()));
     }
 
     fn state(&self) -> u64 {
@@ -223,7 +228,7 @@ impl<'a> Trial<'a> {
     /// Checks that the journal works again after the return of the disk, without a restart.
     fn is_well_again(&mut self) {
         wait_for("the journal's return", || self.state() == 0);
-        assert_eq!(self.readiness(), (200, "ok\n".into()));
+        self.becomes_ready();
         assert!(metric(&self.client, "cached_journal_restarts_total") > 0);
         let before = metric(&self.client, "cached_journal_restarts_total");
         // The data exceed a segment, so that other segment files are used as well.

@@ -149,9 +149,14 @@ fn one_address_leaves_places_for_others_with_objects_and_volumes() {
     }
     for (own, count) in [("", 3), ("peer_connections_max = 2\n", 2)] {
         let limits = format!("listen = [\"127.0.0.1:0\"]\nconnections_max = 6\n{own}");
+        // The clients send nothing, and are to stay.
         let daemon = Daemon::start("cached", |_| {
             let backend = "[objects]\n[objects.backend]\nkind = \"memory\"\n";
-            format!("{backend}[objects.http]\n{limits}[volumes]\n[nbd]\n{limits}[synapse]\n{limits}")
+            format!(
+                "{backend}[objects.http]\n{limits}stall_timeout_ms = 600000\n[volumes]\n\
+                 [nbd]\n{limits}negotiation_timeout_ms = 600000\nstall_timeout_ms = 600000\n\
+                 [synapse]\n{limits}"
+            )
         });
         for (line, listener) in [
             ("volumes on 127.0.0.1:", "nbd"),

@@ -1,7 +1,7 @@
 //! The nodes behind an entry, which end with it.
 
 use cached_tests::daemon::write_secret;
-use cached_tests::moves::{By, Cluster, Options};
+use cached_tests::moves::{self, By, Cluster, Options};
 use cached_tests::ring::{MapFile, PATIENT};
 use cached_tests::server::Start;
 use std::ffi::{OsStr, OsString};
@@ -115,7 +115,7 @@ fn by_map_file(others: &[&str], runs: &[(&str, &str)], arguments: &str, is_over:
 fn by_registry(arguments: String, is_over: &Receiver<()>) {
     let secret = tempfile::NamedTempFile::new().expect("a file");
     write_secret(secret.path(), SECRET);
-    let ring = format!("{LIMITS}{PATIENT}\nsecret_file = \"{}\"", secret.path().display());
+    let ring = format!("{LIMITS}{}\nsecret_file = \"{}\"", moves::PATIENT, secret.path().display());
     let options = Options { args: arguments.leak(), ring: ring.leak(), ..Options::default() };
     let cluster = Cluster::start(&["b", "c"], By::Disk, options);
     announce(&cluster.configuration_outside("entry"));

@@ -312,7 +312,7 @@ fn the_registry_is_away_while_slots_move() {
         return;
     }
     let Some(by) = By::etcd("the_registry_is_away_while_slots_move") else { return };
-    let mut two = Two::start(by, Options { ring: "peer_timeout_ms = 5000", ..Options::default() });
+    let mut two = Two::start(by, Options::default());
     let away = |two: &Two, is_away: bool| {
         let By::Etcd(_, relay) = &two.cluster.by else { panic!("no etcd") };
         if is_away { relay.cut(true, true) } else { relay.repair() }
