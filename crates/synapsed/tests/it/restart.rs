@@ -68,7 +68,7 @@ fn flush(client: &SynapseBlocker, scope: Scope) -> Result<FlushReply> {
 
 #[test]
 fn a_client_takes_a_planned_restart_for_no_loss_and_a_kill_for_one() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = crate::directory();
     let daemon = Daemon::start(dir.path(), "store");
     let client = client(dir.path());
     write(&client, "planned");
@@ -88,7 +88,7 @@ fn a_client_takes_a_planned_restart_for_no_loss_and_a_kill_for_one() {
 
 #[test]
 fn a_client_is_not_served_by_a_node_over_another_directory() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = crate::directory();
     let daemon = Daemon::start(dir.path(), "store");
     let client = client(dir.path());
     write(&client, "disk");
