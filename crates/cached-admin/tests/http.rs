@@ -233,7 +233,11 @@ fn a_client_that_sends_nothing_and_an_answer_that_does_not_come_end_in_time() {
 
 #[test]
 fn connections_are_limited() {
-    let admin = start(|config| config.connections_max = 2);
+    let admin = start(|config| {
+        config.connections_max = 2;
+        // The first two keep their places.
+        config.request_timeout = Duration::from_secs(600);
+    });
     let (first, second) = (connect(&admin), connect(&admin));
     for mut stream in [&first, &second] {
         stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("it is sent");

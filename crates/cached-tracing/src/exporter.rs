@@ -16,7 +16,7 @@ use crate::queue::Queue;
 use crate::table::TracingTable;
 
 /// The time limit of a request to the collector.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// The pause after the first failed request, and the maximum pause.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The maximum size of a response, in bytes.

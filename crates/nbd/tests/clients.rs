@@ -88,8 +88,10 @@ fn serve(
     runtime: &Runtime,
     exports: &Arc<NamedExports>,
     folder: &Path,
-    config: ServerConfig,
+    mut config: ServerConfig,
 ) -> (Server, u16) {
+    // A client may be delayed at any point.
+    config.negotiation_timeout = Duration::from_secs(60);
     let server = Server::new(Arc::clone(exports) as _, config).unwrap();
     let socket = Address::Unix(folder.join("nbd.sock"));
     runtime.block_on(server.listen(&socket)).unwrap();

@@ -44,7 +44,7 @@ const LINES_MAX: usize = 4096;
 
 /// The maximum time to wait at the end for queued lines to be written, in case their destination is
 /// stuck.
-const END_MAX: Duration = Duration::from_secs(5);
+const END_MAX: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 
 /// A message to the thread.
 enum Message {

@@ -113,6 +113,8 @@ pub struct SidecarConfig {
     pub connect_timeout: Duration,
     /// The maximum time from the end of a request to the head of the endpoint's response.
     pub response_timeout: Duration,
+    /// The maximum time that a body waits for an endpoint that ignores `Expect: 100-continue`.
+    pub continue_wait_max: Duration,
     /// The maximum time that a reader waits for bytes that another reader's request fetches, before
     /// the reader requests them itself.
     pub share_wait_max: Duration,
@@ -151,6 +153,7 @@ impl SidecarConfig {
             stall_max: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(120),
+            continue_wait_max: Duration::from_secs(1),
             share_wait_max: Duration::from_secs(2),
             drain_timeout: Duration::from_secs(10),
         }

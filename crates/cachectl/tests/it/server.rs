@@ -2,6 +2,7 @@
 
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blocker::Memory;
 use synapse::{Address, Secret, Server, ServerConfig};
@@ -18,7 +19,9 @@ impl Host {
         Self::at("127.0.0.1:0", config)
     }
 
-    fn at(address: &str, config: ServerConfig) -> Self {
+    fn at(address: &str, mut config: ServerConfig) -> Self {
+        // A client may be delayed between its connection and its hello.
+        config.handshake_timeout = Duration::from_secs(60);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let memory = Arc::new(Memory::default());

@@ -42,7 +42,8 @@ impl Environment {
     fn client(&self) -> SynapseBlocker {
         let mut config = ClientConfig::new(self.address.clone());
         config.connections = 1;
-        config.connect_timeout = std::time::Duration::from_secs(60);
+        let minute = std::time::Duration::from_secs(60);
+        (config.connect_timeout, config.peer_timeout) = (minute, minute);
         self.runtime.block_on(SynapseBlocker::connect(config)).unwrap()
     }
 }

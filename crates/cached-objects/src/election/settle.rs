@@ -243,6 +243,9 @@ mod tests {
             memory_bytes_max: Size(4 << 20),
             dirty_bytes_max: Some(Size(1 << 20)),
             object_bytes_max: Size(256 << 10),
+            // Only a recovery stores anything, however slow the journal's disk is.
+            dirty_age_ms_max: 86_400_000,
+            shutdown_flush_secs: 3600,
             write: WriteMode::Back,
             writer: Writer::Elected,
             journal: Some(journal),

@@ -20,8 +20,10 @@ pub(crate) fn table(text: &str) -> RegistryTable {
     toml::from_str(text).unwrap()
 }
 
+/// The time limit of a request is the longest: a write may wait for a slow disk.
 pub(crate) fn in_store(store: &Arc<dyn Blocker>) -> Registry {
-    Registry::open(&table("kind = \"store\"\npoll_ms = 20"), Some(Arc::clone(store))).unwrap()
+    let text = "kind = \"store\"\npoll_ms = 20\ntimeout_ms = 60000";
+    Registry::open(&table(text), Some(Arc::clone(store))).unwrap()
 }
 
 pub(crate) fn on_disk(path: &Path, node: usize) -> Registry {

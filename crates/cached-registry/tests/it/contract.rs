@@ -172,7 +172,8 @@ async fn watches_continue(a: &Registry, b: &Registry) {
 }
 
 async fn leases_bind_documents(a: &Registry, b: &Registry) {
-    let duration = Duration::from_secs(60);
+    // It must last until the end of this function.
+    let duration = Duration::from_secs(3600);
     let (lease, other) = (a.grant(duration).await.unwrap(), b.grant(duration).await.unwrap());
     assert_ne!(lease.id, other.id);
     assert!(lease.duration >= duration);
@@ -202,12 +203,13 @@ async fn leases_bind_documents(a: &Registry, b: &Registry) {
 
 async fn a_lease_that_is_not_renewed_ends(a: &Registry, b: &Registry) {
     let mut watch = b.watch("e/", b.list("e/").await.unwrap().revision);
+    let mut seconds = 1;
     let lease = loop {
-        let lease = a.grant(Duration::from_secs(1)).await.unwrap();
+        let lease = a.grant(Duration::from_secs(seconds)).await.unwrap();
         let put = Change::put(key("e/x"), Expect::Absent, "1").with_lease(lease.id);
         match a.change_if(&[put]).await {
             // This happens on a busy machine.
-            Err(Error::LeaseEnded) => {}
+            Err(Error::LeaseEnded) => seconds *= 2,
             outcome => break outcome.map(|_| lease).unwrap(),
         }
     };

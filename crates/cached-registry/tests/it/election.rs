@@ -10,17 +10,26 @@ use crate::bodies::{on_disk, run, table};
 use crate::contract::create;
 use crate::etcd_server::{Etcd, is_installed};
 
-/// The lease is so long that reading and writing the blocks of a slow disk takes less time.
+/// The lease on a disk, where a host looks for changes several times during each lease.
 const LEASE: Duration = Duration::from_secs(9);
+
+/// The lease where the registry reports changes, so that nothing waits for a part of the lease.
+const LONG_LEASE: Duration = Duration::from_secs(60);
+
+/// Returns a directory in memory, if there is one: a leader loses its lease on a disk whose writes take
+/// seconds.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
 
 fn candidate(node: &str) -> Candidate {
     Candidate { node: node.into(), address: format!("{node}:1"), writer: WriterId::random() }
 }
 
 /// Starts a host that takes part in the election, and whose store grants every claim.
-fn host(registry: &Registry, node: &str) -> (Elector, tokio::task::JoinHandle<Result<()>>) {
+fn host(registry: &Registry, node: &str, lease: Duration) -> (Elector, tokio::task::JoinHandle<Result<()>>) {
     let granted = |_: Epoch| -> cached_registry::election::Claiming { Box::pin(async { Claimed::Granted }) };
-    let (elector, running) = elect(registry, candidate(node), LEASE, granted).unwrap();
+    let (elector, running) = elect(registry, candidate(node), lease, granted).unwrap();
     (elector, tokio::spawn(running))
 }
 
@@ -35,9 +44,9 @@ fn follows(node: &str) -> impl Fn(&Part) -> bool {
 
 #[test]
 fn a_disk_elects_a_leader_beside_its_documents() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let path = dir.path().join("disk");
-    run(a_leader_steps_down_for_its_successor([0, 1].map(|node| on_disk(&path, node))));
+    run(a_leader_steps_down_for_its_successor([0, 1].map(|node| on_disk(&path, node)), LEASE));
 }
 
 #[test]
@@ -46,17 +55,17 @@ fn etcd_elects_a_leader() {
         return;
     }
     let etcd = Etcd::start(false);
-    let text = format!("kind = \"etcd\"\nendpoints = [\"{}\"]", etcd.url);
+    let text = format!("kind = \"etcd\"\ntimeout_ms = 60000\nendpoints = [\"{}\"]", etcd.url);
     let open = || Registry::open(&table(&text), None).unwrap();
-    run(a_leader_steps_down_for_its_successor([open(), open()]));
+    run(a_leader_steps_down_for_its_successor([open(), open()], LONG_LEASE));
 }
 
-async fn a_leader_steps_down_for_its_successor(registries: [Registry; 2]) {
-    let (a, _a_running) = host(&registries[0], "a");
+async fn a_leader_steps_down_for_its_successor(registries: [Registry; 2], duration: Duration) {
+    let (a, _a_running) = host(&registries[0], "a", duration);
     let first = until(&a, Part::is_leading).await;
     assert_eq!(first.cause, Cause::Granted);
     let lease = a.lease().unwrap();
-    let (b, b_running) = host(&registries[1], "b");
+    let (b, b_running) = host(&registries[1], "b", duration);
     let Part::Standby { leader: Some(leader) } = until(&b, follows("a")).await.part else { panic!() };
     assert_eq!(leader.address, "a:1");
     create(&registries[1], "documents", "are independent").await;
@@ -84,15 +93,15 @@ async fn a_leader_steps_down_for_its_successor(registries: [Registry; 2]) {
 
 #[test]
 fn a_second_process_with_a_number_ends_the_part_of_the_first() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = directory();
     let path = dir.path().join("disk");
     let registries = [0, 0].map(|node| on_disk(&path, node));
     run(async {
-        let (first, running) = host(&registries[0], "a");
+        let (first, running) = host(&registries[0], "a", LEASE);
         until(&first, Part::is_leading).await;
         let lease = first.lease().unwrap();
         first.step_down(Release::To("a".into())).await.unwrap();
-        let (second, _running) = host(&registries[1], "a");
+        let (second, _running) = host(&registries[1], "a", LEASE);
         until(&second, Part::is_leading).await;
         let ended = running.await.unwrap().unwrap_err().to_string();
         assert!(ended.contains("another process writes the block of node 0"), "{ended}");

@@ -1,9 +1,11 @@
 //! Debian's etcd on loopback ports, alone or as a cluster, with and without TLS.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, KeyPair};
@@ -38,9 +40,12 @@ pub(crate) fn is_installed(test: &str) -> bool {
     false
 }
 
-/// Returns a port that nothing uses, below those of outgoing connections.
+/// Returns a port that nothing uses, below those of outgoing connections, and that this function has
+/// not returned before.
 pub(crate) fn free_port() -> u16 {
-    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap();
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok() && given.insert(*port);
     std::iter::repeat_with(|| rand::random_range(10_000..20_000)).find(is_free).unwrap()
 }
 

@@ -45,7 +45,7 @@ fn node_with(memory_bytes: usize) -> Arc<Shared> {
         map: Arc::new(map),
         secrets: RingSecrets::default(),
         tls: None,
-        peer_timeout: Duration::from_secs(10),
+        peer_timeout: Duration::from_secs(60),
         connect_timeout: Duration::from_secs(1),
         peer_lanes_max: 16,
         has_leases: false,

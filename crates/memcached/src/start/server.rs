@@ -533,7 +533,9 @@ mod tests {
     #[test]
     fn no_thread_has_the_store_after_the_end() {
         for _ in 0..50 {
-            let settings = Settings { listen: Vec::new(), threads: 4, ..Settings::default() };
+            let mut settings = Settings { listen: Vec::new(), threads: 4, ..Settings::default() };
+            // The time that threads may take to end, on a machine on which they stand still.
+            settings.drain.timeout_secs = 60;
             let server = Server::open(settings, Logging::embedded(0)).unwrap();
             let shared = Arc::downgrade(&server.shared);
             server.run(std::future::ready(())).unwrap();

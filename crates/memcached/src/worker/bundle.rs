@@ -363,7 +363,7 @@ mod tests {
         fn connect(&mut self) -> UnixStream {
             let (near, far) = UnixStream::pair().expect("sockets");
             near.set_nonblocking(true).unwrap();
-            far.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let info = ConnInfo::new(near.as_raw_fd(), Endpoints::Unix { path: "/x".into() }, None, 0, 2);
             let info = self.worker.shared.connections.add(info);
             self.worker.open_slot(AcceptedConnection { socket: near.into(), info, tls: None, handed: None });

@@ -32,6 +32,8 @@ impl Running {
             threads: 2,
             ..Settings::default()
         };
+        // Clients that read their last replies may be delayed.
+        settings.drain.timeout_secs = DEADLINE.as_secs();
         change(&mut settings);
         let server = Server::open(settings, Logging::embedded(0)).expect("a server");
         let address = server.addresses().first().copied().unwrap_or_else(|| ([0, 0, 0, 0], 0).into());

@@ -198,10 +198,10 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             assert!(lane.enter().await);
-            // Two seconds of the rate.
-            assert!(lane.pass(8192) > WAIT_MAX);
+            // An hour of the rate.
+            assert!(lane.pass(3600 * 4096) > WAIT_MAX);
             assert!(!lane.enter().await && !lane.enter().await);
-            assert_eq!((lane.requests.get(), lane.refused.get(), lane.bytes.get()), (1, 2, 8192));
+            assert_eq!((lane.requests.get(), lane.refused.get(), lane.bytes.get()), (1, 2, 3600 * 4096));
             lane.change(&BucketTerms::default());
             assert!(lane.enter().await && lane.enter().await);
             assert_eq!(lane.waited.get(), 0);

@@ -82,6 +82,7 @@ pub(crate) struct Upstream {
     /// The signer, or `None` if requests keep the clients' signatures.
     signer: Option<Signer>,
     response_timeout: Duration,
+    continue_wait_max: Duration,
     /// The limits of a response's head, for a message.
     head_limits: String,
     breaker: Arc<Breaker>,
@@ -121,6 +122,7 @@ impl Upstream {
             authority,
             signer,
             response_timeout: config.response_timeout,
+            continue_wait_max: config.continue_wait_max,
             head_limits: config.head_limits(),
             breaker: Arc::clone(breaker),
             lanes: Arc::clone(lanes),
@@ -189,7 +191,7 @@ impl Upstream {
         head.version = Version::HTTP_11;
         let progress = body.progress();
         let mut request = Request::from_parts(head, body);
-        keep_expectation(&mut request);
+        keep_expectation(&mut request, self.continue_wait_max);
         let began = tokio::time::Instant::now();
         let mut answer = std::pin::pin!(self.client.request(request));
         // A body that makes progress is not late.

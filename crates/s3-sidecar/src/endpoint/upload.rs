@@ -23,8 +23,8 @@ use crate::endpoint::lane::Lane;
 use crate::http::body::BodyError;
 use crate::memory::writes::Passing;
 
-/// The maximum time that the sidecar waits for an endpoint that ignores `Expect: 100-continue`.
-const CONTINUE_WAIT_MAX: Duration = Duration::from_secs(1);
+/// The time for which the connection of a body that is not sent stays open after the response.
+const UNSENT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The maximum number of bytes of a refused body that are read.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
@@ -256,9 +256,9 @@ impl Upload {
     }
 }
 
-/// Withholds the body of a request until the endpoint has sent a 100, if the client asks for that.
-/// Reading the body sends a 100 to the client.
-pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
+/// Withholds the body of a request until the endpoint has sent a 100, for at most `wait_max`, if the
+/// client asks for that. Reading the body sends a 100 to the client.
+pub(crate) fn keep_expectation(request: &mut Request<Upload>, wait_max: Duration) {
     if request.body().is_none() || !expects_continue(request.headers()) {
         return;
     }
@@ -273,7 +273,7 @@ pub(crate) fn keep_expectation(request: &mut Request<Upload>) {
         }
     });
     let connection = capture_connection(request);
-    request.body_mut().gate = Some(Gate { asked, patience: Box::pin(sleep(CONTINUE_WAIT_MAX)), connection });
+    request.body_mut().gate = Some(Gate { asked, patience: Box::pin(sleep(wait_max)), connection });
 }
 
 impl Body for Upload {
@@ -290,7 +290,7 @@ impl Body for Upload {
                 // This response also ends the client's connection, because the client may be
                 // sending the body.
                 (this.source, this.check) = (Source::None, None);
-                this.unwanted = Some(Box::pin(sleep(CONTINUE_WAIT_MAX)));
+                this.unwanted = Some(Box::pin(sleep(UNSENT_TIME_MAX)));
             }
             this.gate = None;
         }

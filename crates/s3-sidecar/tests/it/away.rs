@@ -3,20 +3,24 @@
 
 use std::time::Duration;
 
-use crate::support::{Act, Away, Client, Endpoint, Gate, ask, object, pattern, request};
+use crate::support::{Act, Away, Client, Endpoint, Gate, PATIENCE, ask, object, pattern, request};
 use s3_sidecar::{Auth, CachePolicy, EndpointState, Fresh, Sidecar};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// The time after which a reader gets what memory has, in tests that wait for it, is a little longer.
+const SOON: Duration = Duration::from_secs(1);
+
 /// Returns an endpoint, and a sidecar that knows one of its objects. Nothing is ever fresh, and
-/// everything is served while the endpoint is unavailable.
-fn warm() -> (Endpoint, Sidecar) {
+/// everything is served while the endpoint is unavailable. The sidecar waits for the endpoint as long
+/// as it may take to connect.
+fn warm(connect_timeout: Duration) -> (Endpoint, Sidecar) {
     let endpoint = Endpoint::start();
     endpoint.put("/bkt/k", object("one", "one"));
     endpoint.put("/bkt/large", object("large", pattern(500_000, 0)));
     let sidecar = endpoint.fresh_sidecar(Fresh::For(Duration::ZERO), |config| {
         config.policy.stale_if_error = HOUR;
-        config.connect_timeout = Duration::from_secs(1);
+        config.connect_timeout = connect_timeout;
     });
     assert_eq!(ask(&sidecar, "GET /bkt/k", &[]).body, b"one");
     assert_eq!(ask(&sidecar, "GET /bkt/large", &[("Range", "bytes=0-299007")]).body.len(), 73 * 4096);
@@ -26,7 +30,7 @@ fn warm() -> (Endpoint, Sidecar) {
 
 #[test]
 fn what_is_known_whole_answers_while_the_endpoint_is_away() {
-    let (endpoint, sidecar) = warm();
+    let (endpoint, sidecar) = warm(PATIENCE);
     for act in [
         Act::Hang,
         Act::Raw(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n".into()),
@@ -60,7 +64,7 @@ fn what_is_known_whole_answers_while_the_endpoint_is_away() {
 
 #[test]
 fn an_endpoint_that_does_not_answer_is_not_waited_for_each_time() {
-    let (endpoint, sidecar) = warm();
+    let (endpoint, sidecar) = warm(SOON);
     let gate = Gate::new();
     let held = gate.clone();
     endpoint.on_request(move |_| Act::Late(held.clone()));
@@ -97,6 +101,7 @@ fn the_readers_behind_one_that_is_not_answered_fail_with_it() {
         for reader in &mut readers {
             reader.send(request("GET /bkt/k", &[]));
         }
+        endpoint.wait_for_requests(1);
         for reader in &mut readers {
             assert_eq!(reader.answer().status, 504);
         }
@@ -108,10 +113,10 @@ fn the_readers_behind_one_that_is_not_answered_fail_with_it() {
 
 #[test]
 fn the_readers_behind_one_that_is_not_answered_get_what_memory_has() {
-    let (endpoint, _) = warm();
+    let (endpoint, _) = warm(PATIENCE);
     let sidecar = endpoint.fresh_sidecar(Fresh::For(Duration::from_nanos(1)), |config| {
         config.policy.stale_if_error = HOUR;
-        config.connect_timeout = Duration::from_secs(1);
+        config.connect_timeout = SOON;
         config.response_timeout = Duration::from_secs(4);
     });
     let range = ("Range", "bytes=0-299007");
@@ -137,7 +142,7 @@ fn the_readers_behind_one_that_is_not_answered_get_what_memory_has() {
 
 #[test]
 fn what_has_changed_or_is_too_old_does_not_answer() {
-    let (endpoint, sidecar) = warm();
+    let (endpoint, sidecar) = warm(PATIENCE);
     endpoint.on_request(|_| Act::Hang);
     assert!(ask(&sidecar, "DELETE /bkt/k", &[]).status >= 500);
     assert!(ask(&sidecar, "GET /bkt/k", &[]).status >= 500);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use s3_sidecar::{Fresh, SidecarConfig};
+use s3_sidecar::{Fresh, Sidecar, SidecarConfig};
 use test_kit::framing::{AMBIGUOUS, BOTH_LENGTHS, REFUSED, SMUGGLED};
 
-use crate::support::{Act, Client, Endpoint, Gate, Object, ask, object, pattern, request};
+use crate::support::{Act, Away, Client, Endpoint, Gate, Object, ask, object, pattern, request};
 
 #[test]
 fn a_request_and_its_answer_pass_unchanged() {
@@ -267,7 +267,12 @@ fn a_body_that_was_not_asked_for_is_no_request() {
     for is_late in [false, true] {
         let endpoint = Endpoint::start();
         endpoint.put("/bucket/secret", object("s", "of another user"));
-        let sidecar = endpoint.sidecar(|_| ());
+        // Only an endpoint that answers late is given the body without having asked for it.
+        let sidecar = endpoint.sidecar(|config| {
+            if is_late {
+                config.continue_wait_max = Duration::from_millis(100);
+            }
+        });
         endpoint.on_request(move |seen| match seen.method() {
             "PUT" => {
                 let bytes = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno".into();
@@ -298,7 +303,7 @@ fn a_body_that_was_not_asked_for_is_no_request() {
 fn a_body_reaches_an_endpoint_that_ignores_expectations() {
     let endpoint = Endpoint::start();
     endpoint.answer_no_expectation();
-    let sidecar = endpoint.sidecar(|_| ());
+    let sidecar = endpoint.sidecar(|config| config.continue_wait_max = Duration::from_millis(100));
     let mut client = Client::of(&sidecar);
     client.send(request("PUT /bucket/key", &[("Content-Length", "5"), ("Expect", "100-continue")]));
     assert_eq!(client.head().unwrap().status, 100);
@@ -354,14 +359,15 @@ fn what_two_readers_could_understand_differently_is_refused_and_ends_the_connect
 #[test]
 fn what_the_endpoint_does_wrong_is_stated() {
     let endpoint = Endpoint::start();
-    let sidecar = endpoint.sidecar(|config| config.response_timeout = Duration::from_secs(1));
+    let sidecar = endpoint.sidecar(|_| ());
     endpoint.put("/bucket/key", object("a", pattern(100_000, 0)));
-    let expect = |line: &str, status| {
-        let answer = ask(&sidecar, line, &[]);
+    let expect_of = |sidecar: &Sidecar, line: &str, status| {
+        let answer = ask(sidecar, line, &[]);
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         assert_eq!(answer.status, status, "{text}");
         assert!(status == 200 || text.contains("<Error><Code>"), "{text}");
     };
+    let expect = |line: &str, status| expect_of(&sidecar, line, status);
     endpoint.on_request(|_| Act::Hang);
     expect("GET /bucket/key", 502);
     expect("POST /bucket?x", 502);
@@ -372,7 +378,8 @@ fn what_the_endpoint_does_wrong_is_stated() {
     let gate = Gate::new();
     let held = gate.clone();
     endpoint.on_request(move |_| Act::ServeAfter(held.clone()));
-    expect("GET /bucket/key", 504);
+    let impatient = endpoint.sidecar(|config| config.response_timeout = Duration::from_secs(1));
+    expect_of(&impatient, "GET /bucket/key", 504);
     gate.open();
     for act in [
         Act::CutAt(50_000),
@@ -387,11 +394,9 @@ fn what_the_endpoint_does_wrong_is_stated() {
 
 #[test]
 fn an_endpoint_that_is_away_is_a_clear_error_and_its_return_is_noticed() {
-    let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = away.local_addr().unwrap();
-    drop(away);
+    let away = Away::new();
     let endpoint = Endpoint::start();
-    let sidecar = endpoint.sidecar(|config| config.upstream = format!("http://{address}").parse().unwrap());
+    let sidecar = endpoint.sidecar(|config| config.upstream = away.url().parse().unwrap());
     let answer = ask(&sidecar, "GET /bucket/key", &[]);
     let text = String::from_utf8_lossy(&answer.body).into_owned();
     assert!(answer.status == 502 && text.contains("cannot reach the S3 endpoint"), "{text}");
@@ -416,14 +421,15 @@ fn clients_that_stand_still_are_disconnected() {
         config.client_idle_max = Duration::from_secs(1);
         config.stall_max = Duration::from_secs(1);
     });
-    let mut in_head = Client::of(&sidecar);
-    in_head.send("GET /b/k HTTP/1.1\r\nHost: loc");
-    let mut in_body = Client::of(&sidecar);
-    in_body.send(request("PUT /b/k", &[("Content-Length", "10")]));
-    in_body.send("half");
     endpoint.put("/b/large", object("a", pattern(20_000_000, 0)));
+    // A client that is delayed here may have been disconnected already.
+    let mut in_head = Client::of(&sidecar);
+    let _ = in_head.try_send(b"GET /b/k HTTP/1.1\r\nHost: loc");
+    let mut in_body = Client::of(&sidecar);
+    let half = request("PUT /b/k", &[("Content-Length", "10")]) + "half";
+    let _ = in_body.try_send(half.as_bytes());
     let mut takes_nothing = Client::of(&sidecar);
-    takes_nothing.send(request("GET /b/large", &[]));
+    let _ = takes_nothing.try_send(request("GET /b/large", &[]).as_bytes());
     // Each of them waits until it is disconnected.
     drop(in_head.head());
     assert!(in_head.is_closed());

@@ -21,7 +21,10 @@ fn with_objects(count: u8) -> (Endpoint, Sidecar) {
     for number in 0..count {
         endpoint.put(&format!("/bucket/{number}"), object(&format!("etag{number}"), body(number, 4 * MIB)));
     }
-    let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| config.memory_bytes = 32 * MIB as u64);
+    let sidecar = endpoint.fresh_sidecar(Fresh::Immutable, |config| {
+        config.memory_bytes = 32 * MIB as u64;
+        config.stall_max = Duration::from_secs(600);
+    });
     (endpoint, sidecar)
 }
 

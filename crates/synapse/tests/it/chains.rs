@@ -42,7 +42,8 @@ impl Chain {
         let address = self.runtime.block_on(server.listen(&Address::Tcp("127.0.0.1:0".into())));
         let mut config = ClientConfig::new(address.expect("a port"));
         config.payload_crc = true;
-        config.connect_timeout = std::time::Duration::from_secs(60);
+        let minute = std::time::Duration::from_secs(60);
+        (config.connect_timeout, config.peer_timeout) = (minute, minute);
         let client = self.runtime.block_on(SynapseBlocker::connect(config)).expect("a connection");
         self._servers.push(server);
         self.top = Arc::new(client);

@@ -269,7 +269,7 @@ fn a_handshake_must_be_complete_and_in_time() {
     let mut byte = [0];
     while !matches!(std::io::Read::read(&mut raw.stream, &mut byte), Ok(0)) {
         assert!(std::time::Instant::now() < give_up, "not closed");
-        clock.advance(Duration::from_secs(1));
+        clock.advance(Duration::from_secs(20));
     }
 }
 

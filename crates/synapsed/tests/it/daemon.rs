@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::*;
@@ -11,6 +12,15 @@ use synapse::{ClientConfig, Secret, SynapseBlocker};
 struct Daemon {
     child: Child,
     address: synapse::Address,
+}
+
+/// Returns the settings of a client that waits as long as a daemon may take to start or answer.
+fn patient(address: synapse::Address) -> ClientConfig {
+    let mut config = ClientConfig::new(address);
+    config.connect_timeout = Duration::from_secs(60);
+    config.peer_timeout = Duration::from_secs(60);
+    config.reconnect_timeout = Duration::from_secs(300);
+    config
 }
 
 fn program() -> Command {
@@ -48,9 +58,7 @@ impl Daemon {
     }
 
     fn client(&self) -> SynapseBlocker {
-        let mut config = ClientConfig::new(self.address.clone());
-        config.connect_timeout = std::time::Duration::from_secs(60);
-        SynapseBlocker::connect_on_thread(config).unwrap()
+        SynapseBlocker::connect_on_thread(patient(self.address.clone())).unwrap()
     }
 
     fn signal(&mut self, name: &str) {
@@ -103,7 +111,7 @@ fn a_directory_is_served_and_found_again_after_a_restart() {
             b"kept"
         );
         let socket = synapse::Address::Unix(dir.path().join("sock"));
-        let local = SynapseBlocker::connect_on_thread(ClientConfig::new(socket)).unwrap();
+        let local = SynapseBlocker::connect_on_thread(patient(socket)).unwrap();
         assert_eq!(block_on(local.info(InfoRequest::new(object("disk")))).unwrap().size_bytes, 4);
         let metrics = block_on(local.control().metrics()).unwrap();
         let requests = metrics.number("synapse_requests_total").map(|number| number.to_u64());
@@ -156,7 +164,7 @@ fn a_client_without_the_secret_is_refused() {
         "backend = \"memory:\"\n[synapse]\nlisten = [\"127.0.0.1:0\"]\nsecret_file = {secret:?}\nthreads = 3\n"
     );
     let daemon = Daemon::start(dir.path(), &text);
-    let mut config = ClientConfig::new(daemon.address.clone());
+    let mut config = patient(daemon.address.clone());
     let refused = SynapseBlocker::connect_on_thread(config.clone()).err().expect("let in");
     assert!(matches!(refused, Error::Denied(_)), "{refused}");
     config.secret = Some(Secret::new(&std::fs::read(&secret).unwrap()).unwrap());
@@ -252,10 +260,16 @@ fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
         daemon.signal("USR2");
         assert_eq!(write(b"acknowledged, and more"), Durability::Cached);
         drop(client);
+        // The end could overtake the reload.
+        let mut log = BufReader::new(daemon.child.stderr.take().unwrap());
+        let mut seen = String::new();
+        while !seen.contains("the configuration was reloaded") {
+            assert!(log.read_line(&mut seen).unwrap() > 0, "{seen}");
+        }
         daemon.signal(signal);
-        let (status, log) = daemon.wait();
-        assert!(status.success(), "SIG{signal}: {status}, {log}");
-        assert!(log.contains("the configuration was reloaded"), "{log}");
+        let status = daemon.child.wait().unwrap();
+        log.read_to_string(&mut seen).unwrap();
+        assert!(status.success(), "SIG{signal}: {status}, {seen}");
         let store = blocker::FileStore::open(store).unwrap();
         let found = block_on(store.read(ReadRequest::new(object("disk"), 0, 99))).unwrap();
         assert_eq!(found.data.to_vec(), b"acknowledged, and more", "SIG{signal}");
@@ -325,7 +339,7 @@ fn the_limit_of_open_files_is_raised() {
 
 #[test]
 fn a_planned_restart_loses_nothing_that_a_client_had_not_flushed() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = crate::directory();
     let path = dir.path();
     let at = |store: &str| {
         let (store, socket) = (path.join(store), path.join("sock"));
@@ -346,7 +360,7 @@ fn a_planned_restart_loses_nothing_that_a_client_had_not_flushed() {
     assert!(daemon.end().0.success());
     // Another directory behind the same address is refused.
     let daemon = Daemon::start(path, &at("another"));
-    let deadline = SystemClock.now() + std::time::Duration::from_secs(2);
+    let deadline = SystemClock.now() + Duration::from_secs(2);
     let read = ReadRequest::new(object("disk"), 0, 99).deadline(deadline);
     let found = block_on(client.read(read));
     assert!(!matches!(found, Ok(_) | Err(Error::Missing)), "{found:?}");

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::*;
@@ -46,7 +47,9 @@ impl Drop for Daemon {
 
 fn client(dir: &Path) -> SynapseBlocker {
     let mut config = ClientConfig::new(Address::Unix(dir.join("sock")));
-    config.connect_timeout = std::time::Duration::from_secs(60);
+    (config.connect_timeout, config.peer_timeout) = (Duration::from_secs(60), Duration::from_secs(60));
+    // The daemon may be away for as long as several starts take.
+    config.reconnect_timeout = Duration::from_secs(300);
     SynapseBlocker::connect_on_thread(config).unwrap()
 }
 
@@ -65,7 +68,7 @@ fn flush(client: &SynapseBlocker, scope: Scope) -> Result<FlushReply> {
 
 #[test]
 fn a_client_takes_a_planned_restart_for_no_loss_and_a_kill_for_one() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = crate::directory();
     let daemon = Daemon::start(dir.path(), "store");
     let client = client(dir.path());
     write(&client, "planned");
@@ -85,14 +88,14 @@ fn a_client_takes_a_planned_restart_for_no_loss_and_a_kill_for_one() {
 
 #[test]
 fn a_client_is_not_served_by_a_node_over_another_directory() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = crate::directory();
     let daemon = Daemon::start(dir.path(), "store");
     let client = client(dir.path());
     write(&client, "disk");
     daemon.end("-TERM");
     let daemon = Daemon::start(dir.path(), "another");
     let mut request = FlushRequest::new(Scope::All);
-    request.call.deadline = Some(SystemClock.now() + std::time::Duration::from_secs(2));
+    request.call.deadline = Some(SystemClock.now() + Duration::from_secs(2));
     let error = block_on(client.flush(request)).unwrap_err();
     assert!(matches!(error, Error::NotStored(_) | Error::DeadlinePassed | Error::Retryable(_)), "{error}");
     daemon.end("-TERM");

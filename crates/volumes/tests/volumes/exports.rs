@@ -99,7 +99,10 @@ async fn an_image_survives_its_way_through_a_volume_and_a_restart() {
     let image = image.to_str().unwrap();
     for round in 0..2 {
         let exports = VolumeExports::new(volumes(folder.path()).await);
-        let server = Server::new(Arc::new(exports.clone()), ServerConfig::default()).unwrap();
+        let mut config = ServerConfig::default();
+        // The other process may be delayed at any point.
+        config.negotiation_timeout = Duration::from_secs(60);
+        let server = Server::new(Arc::new(exports.clone()), config).unwrap();
         server.listen(&Address::Unix(socket.clone())).await.unwrap();
         if round == 0 {
             qemu_img(&["convert", "-n", "-f", "raw", "-O", "raw", "-m", "8", "-W", image, &uri]).await;

@@ -69,6 +69,7 @@ impl Stack {
         let address = runtime.block_on(server.listen(&socket)).unwrap();
         let mut config = ClientConfig::new(address);
         (config.connect_timeout, config.reconnect_timeout) = (CONNECT_TIMEOUT, CONNECT_TIMEOUT);
+        config.peer_timeout = CONNECT_TIMEOUT;
         let store = Arc::new(SynapseBlocker::connect_on_thread(config).unwrap());
         Self { store, _kept: (Some(Host { _server: server, _runtime: runtime }), Some(place)) }
     }

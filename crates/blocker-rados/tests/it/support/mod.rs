@@ -104,6 +104,7 @@ impl Cluster {
         static ROOTS: AtomicU32 = AtomicU32::new(0);
         let mut config = RadosConfig::new("cached");
         config.conf_file = Some(self.dir.join("ceph.conf"));
+        config.connect_timeout = Duration::from_secs(60);
         config.root = format!("t{}", ROOTS.fetch_add(1, Ordering::Relaxed));
         config.user = self.user.map_or(config.user, str::to_owned);
         config

@@ -130,7 +130,7 @@ impl Pair {
     /// Sends a request to the node b, and returns the reply once it ends with `end`.
     fn ask(&mut self, request: &[u8], end: &[u8]) -> Vec<u8> {
         let (mut sent, mut reply) = (0, Vec::new());
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !reply.ends_with(end) {
             sent += self.client.write(&request[sent..]).unwrap_or(0);
             self.b.turn();
@@ -165,7 +165,7 @@ impl Steps<'_> {
 
     /// Waits until both nodes are as they should be.
     async fn until(&self, is_so: impl Fn(&Shared) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !self.nodes.iter().all(|shared| is_so(shared)) {
             assert!(Instant::now() < deadline);
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -42,13 +42,18 @@ pub(in crate::worker) fn map(version: u64, owner: u16) -> Arc<Map> {
     map_of(version, |_| owner)
 }
 
+/// Returns the settings of a node that does not give another one up, although threads may stand still.
 pub(in crate::worker) fn settings(name: &str, map: Arc<Map>) -> Settings {
+    settings_with(name, map, Duration::from_secs(60))
+}
+
+fn settings_with(name: &str, map: Arc<Map>, peer_timeout: Duration) -> Settings {
     let ring = RingSettings {
         node: name.into(),
         listen: Vec::new(),
         map,
         secrets: RingSecrets::default(),
-        peer_timeout: Duration::from_secs(1),
+        peer_timeout,
         connect_timeout: Duration::from_secs(1),
         tls: None,
         peer_lanes_max: 16,
@@ -85,6 +90,11 @@ pub(in crate::worker) struct Node {
 impl Node {
     pub(in crate::worker) fn new(name: &str, map: Arc<Map>) -> Node {
         Node::with(settings(name, map))
+    }
+
+    /// Returns a node that gives another one up after a few ticks without a byte.
+    pub(in crate::worker) fn impatient(name: &str, map: Arc<Map>) -> Node {
+        Node::with(settings_with(name, map, Duration::from_secs(1)))
     }
 
     /// Returns the node b, which owns all slots.

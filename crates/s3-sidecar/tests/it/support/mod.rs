@@ -216,7 +216,7 @@ impl Endpoint {
         config.listen = vec!["127.0.0.1:0".into()];
         config.memory_bytes = 64 << 20;
         config.drain_timeout = Duration::from_millis(1);
-        config.share_wait_max = PATIENCE;
+        (config.share_wait_max, config.continue_wait_max) = (PATIENCE, PATIENCE);
         change(&mut config);
         Sidecar::start(config).unwrap()
     }

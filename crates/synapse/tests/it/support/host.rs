@@ -28,7 +28,9 @@ pub(crate) fn runtime() -> Runtime {
 }
 
 impl Host {
-    pub(crate) fn new(kind: Kind, backend: Arc<dyn Blocker>, config: ServerConfig) -> Self {
+    pub(crate) fn new(kind: Kind, backend: Arc<dyn Blocker>, mut config: ServerConfig) -> Self {
+        // A client may be delayed between its connection and its hello.
+        config.handshake_timeout = Duration::from_secs(60);
         let dir = (kind == Kind::Unix).then(|| tempfile::tempdir().unwrap());
         let address = match &dir {
             Some(dir) => Address::Unix(dir.path().join("synapse.sock")),
@@ -49,6 +51,7 @@ impl Host {
         let mut config = ClientConfig::new(self.address.clone());
         let minute = Duration::from_secs(60);
         (config.connect_timeout, config.reconnect_timeout) = (minute, minute);
+        config.peer_timeout = minute;
         config
     }
 
