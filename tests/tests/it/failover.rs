@@ -10,13 +10,11 @@ use cached_tests::ring::SLOTS;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A short lease, and time limits below it, for nodes that stand still.
-const SHORT: &str = "lease_secs = 2\npeer_timeout_ms = 1000\nconnect_timeout_ms = 1000";
-/// A short lease for nodes that end, which others notice at once: a node that is slow is not away.
-const PATIENT: &str = "lease_secs = 2\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
-/// Without the registry a lease that lapses does not come back: no node may stand still for so long,
-/// however busy the host is.
-const LONGER: &str = "lease_secs = 6\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
+/// A lease, and time limits below it, for nodes that stand still. No other node may stand still for so
+/// long, however busy the host is.
+const SHORT: &str = "lease_secs = 6\npeer_timeout_ms = 3000\nconnect_timeout_ms = 3000";
+/// The same lease for nodes that end, which others notice at once: a node that is slow is not away.
+const PATIENT: &str = "lease_secs = 6\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
 
 const LOAD: Load = Load { clients: 2, changes: 20, pause: Duration::from_millis(1), seed: 7 };
 
@@ -142,7 +140,7 @@ fn an_outage_of_the_registry_alone_stops_nobody() {
         return;
     }
     let Some(by) = By::etcd("an_outage_of_the_registry_alone_stops_nobody") else { return };
-    let (mut cluster, registers) = start(&["a", "b", "c"], by, with(LONGER));
+    let (mut cluster, registers) = start(&["a", "b", "c"], by, with(PATIENT));
     let failures = || [&registers.counts.lost, &registers.counts.failed].map(|of| of.load(Ordering::SeqCst));
     let before = failures();
     let By::Etcd(_, relay) = &cluster.by else { panic!("no etcd") };

@@ -365,7 +365,7 @@ fn a_source_is_lost_during_a_move() {
     if !is_cached() {
         return;
     }
-    let options = Options { ring: "peer_timeout_ms = 1000\nlease_secs = 2", ..Options::default() };
+    let options = Options { ring: "peer_timeout_ms = 3000\nlease_secs = 6", ..Options::default() };
     let mut two = Two::start(By::Disk, options);
     let registers = Arc::clone(&two.registers);
     for step in [Step::Copying, Step::Sealed] {
