@@ -119,23 +119,27 @@ impl Disk {
         self.write_record(1 + self.nodes, node, block, Noted::default())
     }
 
-    /// Measures how long a read or a write of one block takes, whichever takes longer: the shortest of
-    /// four, because a busy machine delays single ones. They read the election's block of `node` and
+    /// Measures how long a read or a write of one block takes, whichever takes longer: the median of
+    /// five, because a busy machine delays single ones. They read the election's block of `node` and
     /// write it back. During this time, the node must not take part in an election.
     ///
     /// # Errors
     /// Returns the errors of [`Self::read_blocks`] and [`Self::write_block`].
     pub(crate) fn block_time(&self, node: usize) -> Result<Duration> {
-        let (mut read, mut written) = (Duration::MAX, Duration::MAX);
-        for _ in 0..4 {
+        let (mut reads, mut writes) = ([Duration::ZERO; 5], [Duration::ZERO; 5]);
+        for (read, write) in reads.iter_mut().zip(&mut writes) {
             let begun = Instant::now();
             let block = self.read_blocks()?.get(node).copied().unwrap_or_default();
-            read = read.min(begun.elapsed());
+            *read = begun.elapsed();
             let begun = Instant::now();
             self.write_block(node, block)?;
-            written = written.min(begun.elapsed());
+            *write = begun.elapsed();
         }
-        Ok(read.max(written))
+        let [read, write] = [reads, writes].map(|mut times| {
+            times.sort_unstable();
+            times[2]
+        });
+        Ok(read.max(write))
     }
 
     /// Returns the blocks of the agreement on the table, and the versions that the nodes have
