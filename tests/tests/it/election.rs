@@ -203,8 +203,11 @@ fn a_leader_steps_down_and_reloads_without_a_loss() {
         pair.host(first).signal(libc::SIGSTOP);
         pair.wait_for_leader(second);
         pair.host(first).signal(libc::SIGCONT);
+        // The host that stepped down refuses the load.
+        let refused = load.join().expect("the load");
         drop(over);
-        load.join().expect("the load")
+        assert!(refused.is_some());
+        refused
     });
     let last = flushed.load(Ordering::SeqCst);
     let client = pair.client(second);
