@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use test_kit::framing::{AMBIGUOUS, BOTH_LENGTHS, REFUSED, SMUGGLED};
 
 /// The time limit of a response. It is generous, because the machine may be busy.
@@ -573,6 +573,7 @@ fn bodies_have_limits() {
 #[test]
 fn clients_that_stand_still_are_closed() {
     let node = Node::start("cached", "", |_| "stall_timeout_ms = 4000".into(), "");
+    let begun = Instant::now();
     let mut endless = node.connect();
     endless.send(b"GET /big/most HTTP/1.1\r\nHost: loc");
     let mut idle: Vec<Client> = (0..4).map(|_| node.connect()).collect();
@@ -585,6 +586,7 @@ fn clients_that_stand_still_are_closed() {
         assert!(client.is_closed());
     }
     assert!(endless.is_closed());
+    assert!(begun.elapsed() >= Duration::from_secs(4), "they had their time");
     let file = node.daemon.path("file");
     std::fs::write(&file, "content").expect("a file");
     let put = node.cachectl(&["-n", "big", "put", "other", &file.display().to_string()]);

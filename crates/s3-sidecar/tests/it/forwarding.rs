@@ -1,6 +1,6 @@
 //! Requests that are not understood are forwarded unchanged, and invalid requests are refused.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use s3_sidecar::{Fresh, Sidecar, SidecarConfig};
 use test_kit::framing::{AMBIGUOUS, BOTH_LENGTHS, REFUSED, SMUGGLED};
@@ -422,6 +422,7 @@ fn clients_that_stand_still_are_disconnected() {
         config.stall_max = Duration::from_secs(1);
     });
     endpoint.put("/b/large", object("a", pattern(20_000_000, 0)));
+    let begun = Instant::now();
     // A client that is delayed here may have been disconnected already.
     let mut in_head = Client::of(&sidecar);
     let _ = in_head.try_send(b"GET /b/k HTTP/1.1\r\nHost: loc");
@@ -437,4 +438,5 @@ fn clients_that_stand_still_are_disconnected() {
     while sidecar.counts().connections_now.get() > 0.0 {
         std::thread::sleep(Duration::from_millis(1));
     }
+    assert!(begun.elapsed() >= Duration::from_secs(1), "they had their time");
 }
