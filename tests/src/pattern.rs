@@ -7,7 +7,7 @@ use std::fmt;
 /// Returns the number of seconds by which a time to live may be below its expected value: a busy
 /// machine may take as long between two commands.
 const fn seconds_lost_max(expected: u64) -> u64 {
-    if expected < 100 { 15 } else { 60 }
+    if expected < 1000 { 15 } else { 60 }
 }
 
 /// Numbers captured from earlier replies, by name.
