@@ -13,11 +13,11 @@ use crate::conn::Conn;
 use crate::daemon::wait_for;
 use crate::program::Program;
 use crate::server::{Address, is_root};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -317,6 +317,8 @@ impl Drop for Upgradable {
 /// # Panics
 /// Panics if the directory cannot be created.
 pub fn memory_directory() -> tempfile::TempDir {
-    let fast = File::open("/dev/shm").is_ok().then(|| tempfile::tempdir_in("/dev/shm").ok()).flatten();
+    let memory = Path::new("/dev/shm");
+    let is_there = std::env::temp_dir().starts_with(memory);
+    let fast = (!is_there).then(|| tempfile::tempdir_in(memory).ok()).flatten();
     fast.unwrap_or_else(|| tempfile::tempdir().expect("a directory"))
 }
