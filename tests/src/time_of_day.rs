@@ -62,8 +62,10 @@ impl TimeOfDay {
         // The hour may end before the line is written.
         let hours = [0, 60].map(|more| {
             let time = format!("@{}", now as i64 + secs + more);
-            let output =
-                run(Command::new("date").args(["-u", "+%Y-%m-%dT%H:", "-d", &time]), Duration::from_secs(240));
+            let output = run(
+                Command::new("date").args(["-u", "+%Y-%m-%dT%H:", "-d", &time]),
+                Duration::from_secs(240),
+            );
             format!("\n{}", text(&output).trim())
         });
         // A reload is logged.

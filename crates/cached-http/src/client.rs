@@ -175,7 +175,9 @@ mod tests {
 
     /// Starts a server that responds to the requests of each connection with `replies`, closes the
     /// connection, and says so over the channel. The thread returns the requests' heads.
-    fn server(connections: Vec<Vec<&'static str>>) -> (SocketAddr, Receiver<()>, JoinHandle<Vec<Vec<String>>>) {
+    fn server(
+        connections: Vec<Vec<&'static str>>,
+    ) -> (SocketAddr, Receiver<()>, JoinHandle<Vec<Vec<String>>>) {
         let (closed, closings) = mpsc::channel();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -227,7 +229,8 @@ mod tests {
         drop(listener);
         let error = get(&client(None), silent).unwrap_err().to_string();
         assert!(error.contains("onnection refused"), "{error}");
-        let (at, _closings, _serving) = server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
+        let (at, _closings, _serving) =
+            server(vec![vec!["HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n01234567890"]]);
         let error = get(&client(None), at).unwrap_err();
         assert_eq!(error.to_string(), "the response is longer than 10 bytes");
         let malformed = client(None).send(hyper::Request::get("http://a b/"), Bytes::new(), 10);
