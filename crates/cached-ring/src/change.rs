@@ -5,7 +5,8 @@
 
 use std::cmp::Reverse;
 
-use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, Wardship};
+use crate::map::{Map, MapError, Move, Owners, VERSION_MAX};
+use crate::node::{Node, NodeIndex, Wardship};
 use crate::plan::{spread, wanted_owners};
 use crate::slots::{SLOTS, Slot, SlotSet};
 

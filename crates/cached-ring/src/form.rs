@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::map::{Map, MapError, Move, Node, NodeIndex, Owners, VERSION_MAX, Wardship, check_name};
+use crate::map::{Map, MapError, Move, Owners, VERSION_MAX};
+use crate::node::{Node, NodeIndex, Wardship, check_name};
 use crate::plan::planned;
 use crate::slots::{NotARun, SLOTS, run};
 use crate::wishes::Wish;

@@ -20,7 +20,7 @@
 
 use thiserror::Error;
 
-use crate::map::{NAME_BYTES_MAX, check_name};
+use crate::node::{NAME_BYTES_MAX, check_name};
 use crate::numbered::numbered;
 
 /// The maximum length of a frame after its first two bytes.

@@ -6,6 +6,7 @@
 //! | module | content |
 //! |---|---|
 //! | `slots` | [`Slot`]: the unit of ownership, and the slot of a key |
+//! | `node` | [`Node`]: a node's name, addresses, weight, lease and warden |
 //! | `map` | [`Map`]: the nodes, and which of them owns each slot |
 //! | `form` | the documents in which a map is kept |
 //! | `change` | the changes of a map that is in a registry: joins, weights, moves |
@@ -29,6 +30,7 @@ mod lease_model_tests;
 mod map;
 #[cfg(test)]
 mod model_tests;
+mod node;
 mod numbered;
 mod plan;
 mod slots;
@@ -40,6 +42,7 @@ pub use form::{documents, from_documents, from_file, to_file};
 pub use lane::{Answer, Asked, Executed, Failed, Inbound, Outbound, RequestId, Waiter};
 pub use lease::{Holder, Promise, Strike, Warden};
 pub use map::*;
+pub use node::*;
 pub use plan::planned;
 pub use slots::*;
 pub use wire::{Flags, Hostile, Report};
