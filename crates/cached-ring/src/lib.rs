@@ -8,6 +8,7 @@
 //! | `slots` | [`Slot`]: the unit of ownership, and the slot of a key |
 //! | `node` | [`Node`]: a node's name, addresses, weight, lease and warden |
 //! | `map` | [`Map`]: the nodes, and which of them owns each slot |
+//! | `digest` | [`Map::digest`], [`Map::mark`]: numbers by which maps are compared |
 //! | `form` | the documents in which a map is kept |
 //! | `change` | the changes of a map that is in a registry: joins, weights, moves |
 //! | `lease` | [`Holder`], [`Warden`]: until when a node answers, and when another one may strike it off |
@@ -21,6 +22,7 @@
 
 mod change;
 pub mod copy;
+mod digest;
 mod form;
 pub mod hello;
 mod lane;
