@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::map::{Map, MapError, Move, Owners, VERSION_MAX};
+use crate::map::{Map, MapError, Owners, VERSION_MAX};
+use crate::moves::Move;
 use crate::node::{Node, NodeIndex, Wardship, check_name};
 use crate::plan::planned;
 use crate::slots::{NotARun, SLOTS, run};

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use crate::moves::Move;
 use crate::node::{Node, NodeIndex, Wardship, check_nodes};
-use crate::slots::{SLOTS, Slot, SlotSet};
+use crate::slots::{SLOTS, Slot};
 use crate::wishes::Wish;
 
 /// The largest version: that of a whole number in TOML.
@@ -33,19 +34,6 @@ pub struct Run {
     pub last: Slot,
     /// The owner of the slots.
     pub owner: NodeIndex,
-}
-
-/// Slots that one node, their owner, is passing to another one with their items.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Move {
-    /// The version of the map in which the move began: no other move of the ring has it.
-    pub id: u64,
-    /// The source: it owns the slots until the move is committed.
-    pub from: NodeIndex,
-    /// The target.
-    pub to: NodeIndex,
-    /// The slots, at least one.
-    pub slots: SlotSet,
 }
 
 /// The nodes of a ring, the owner of each slot, and the moves that are in progress.
@@ -91,39 +79,6 @@ impl Map {
         Ok(self)
     }
 
-    fn check_moves(&self) -> Result<(), MapError> {
-        let mut moving = SlotSet::new();
-        let mut previous = 0;
-        for Move { id, from, to, slots } in &self.moves {
-            let wrong =
-                |line: fmt::Arguments<'_>| Err(MapError::new(format_args!("moves: move {id}: {line}")));
-            if *id <= previous || *id > self.version {
-                let expected = format_args!("ids must rise, up to {}, the version of the map", self.version);
-                return wrong(format_args!("is after move {previous}; {expected}"));
-            }
-            if from == to || from.index().max(to.index()) >= self.nodes.len() {
-                return wrong(format_args!("from and to must be two nodes of the ring"));
-            }
-            if slots.is_empty() {
-                return wrong(format_args!("slots: is empty; a move has one slot at least"));
-            }
-            for slot in slots.iter() {
-                if self.owner(slot) != *from {
-                    let (slot, owner) = (slot.number(), &self.node(self.owner(slot)).name);
-                    return wrong(format_args!(
-                        "slot {slot} belongs to {owner}; it must belong to the source"
-                    ));
-                }
-                if !moving.insert(slot) {
-                    let slot = slot.number();
-                    return wrong(format_args!("slot {slot} is in two moves; a slot must be in one at most"));
-                }
-            }
-            previous = *id;
-        }
-        Ok(())
-    }
-
     fn check_wardens(&self) -> Result<(), MapError> {
         for Node { name, warden, .. } in &self.nodes {
             let Some(Wardship { warden, since }) = warden else { continue };
@@ -158,24 +113,6 @@ impl Map {
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.is_paused
-    }
-
-    /// Returns the moves that are in progress, in the order of their ids.
-    #[must_use]
-    pub fn moves(&self) -> &[Move] {
-        &self.moves
-    }
-
-    /// Returns the move with this id, if it is in progress.
-    #[must_use]
-    pub fn find_move(&self, id: u64) -> Option<&Move> {
-        self.moves.iter().find(|one| one.id == id)
-    }
-
-    /// Returns the move that the slot is part of, if there is one.
-    #[must_use]
-    pub fn move_of(&self, slot: Slot) -> Option<&Move> {
-        self.moves.iter().find(|one| one.slots.contains(slot))
     }
 
     /// Returns the nodes in the order of their names.
