@@ -21,6 +21,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `slots` | the connections of the worker |
 //! | `bundle` | connections that are ready together, through io_uring |
 //! | `timing` | measures a sample of the loop's iterations |
 //! | `tls`, `udp` | TLS connections; datagrams |
@@ -37,6 +38,7 @@ mod maps;
 mod pause;
 #[cfg(test)]
 mod ring_tests;
+mod slots;
 mod timing;
 mod tls;
 mod udp;
@@ -45,14 +47,15 @@ pub(crate) use background::BackgroundThread;
 pub(crate) use bundle::BUNDLE_BYTES;
 pub(crate) use lanes::ring_bytes_max;
 pub(crate) use maps::adopt_items;
+pub(crate) use slots::ConnectionSlot;
 pub(crate) use udp::udp_bytes_max;
 
-use crate::conn::{Connection, DriveResult, WorkerContext};
-use crate::connections::{AcceptedConnection, After, Command};
+use crate::conn::{DriveResult, WorkerContext};
+use crate::connections::{After, Command};
 use crate::shared::Shared;
 use crate::stats::Work;
 use crate::stream::{
-    AHEAD_BYTES, BUNDLE, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
+    AHEAD_BYTES, BUNDLE, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket,
 };
 use crate::telemetry::counters::Counters;
 use crate::telemetry::heartbeat::Activity;
@@ -78,21 +81,6 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The event number of the command queue's waker, which has no slot.
 const WAKER: u64 = u64::MAX;
-
-/// A connection and its socket. The slot takes two cache lines, the only ones of a connection that
-/// a wake-up touches.
-#[repr(align(64))]
-pub(crate) struct ConnectionSlot {
-    /// The TLS state; `None` without TLS. Dropped before the connection, which counts its buffers.
-    tls: Option<Box<TlsStream>>,
-    connection: Connection,
-    socket: OwnedFd,
-    ready: Readiness,
-    /// Whether the slot is listed in `Worker::yielded`.
-    is_listed: bool,
-}
-
-const _: () = assert!(size_of::<Option<ConnectionSlot>>() == 128);
 
 /// The bytes read from a connection before it is driven.
 #[derive(Clone, Copy, Default)]
@@ -416,50 +404,6 @@ impl Worker {
         }
     }
 
-    /// Puts an accepted connection into a free slot.
-    fn open_slot(&mut self, accepted: AcceptedConnection) {
-        let AcceptedConnection { socket, info, tls, handed } = accepted;
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        let interest = epoll::EventFlags::IN
-            | epoll::EventFlags::PRI
-            | epoll::EventFlags::OUT
-            | epoll::EventFlags::RDHUP
-            | epoll::EventFlags::ET;
-        if let Err(error) =
-            epoll::add(&self.epoll, socket.as_fd(), epoll::EventData::new_u64(number as u64), interest)
-        {
-            tracing::warn!(cause = %error, "cannot register a connection with epoll: it is closed");
-            self.shared.connections.remove(&info);
-            self.free.push(number);
-            return;
-        }
-        let tls = match (tls, &mut self.tls) {
-            (Some(policy), Some(worker)) => worker.begin(policy, self.shared.clock.now_secs()),
-            _ => None,
-        };
-        tracing::debug!(fd = info.fd, "new connection");
-        info.set_slot(number);
-        let must_authenticate = self.shared.settings.auth.is_required();
-        let mut connection = match handed {
-            Some(handed) => Connection::resume_handed(info, *handed, must_authenticate),
-            None => {
-                let mut connection = Connection::new(info);
-                if must_authenticate {
-                    connection.require_authentication();
-                }
-                connection
-            }
-        };
-        if let Some(ring) = &self.shared.ring {
-            connection.join_ring(ring.lanes(self.index).next_tag());
-        }
-        let slot = ConnectionSlot { socket, ready: Readiness::NEW, connection, tls, is_listed: false };
-        self.slots[number] = Some(slot);
-    }
-
     /// Drives one connection, with the bytes that were read ahead from it.
     #[inline(never)]
     fn serve(&mut self, number: usize, received: Option<Range<usize>>) {
@@ -537,15 +481,6 @@ impl Worker {
         self.list_lanes();
     }
 
-    /// Closes the worker's connections that were asked to close, before any other connection takes
-    /// more memory.
-    #[cold]
-    fn close_requested(&mut self) {
-        for number in self.shared.connections.queue(self.index).take_checks() {
-            self.check(number);
-        }
-    }
-
     /// Lists a connection that has more work, if it still exists.
     #[cold]
     fn list_yielded(&mut self, number: usize) {
@@ -554,45 +489,6 @@ impl Worker {
         {
             slot.is_listed = true;
             self.yielded.push(number);
-        }
-    }
-
-    /// Closes a connection if that was requested.
-    fn check(&mut self, number: usize) {
-        if let Some(Some(slot)) = self.slots.get(number)
-            && slot.connection.info.is_close_requested()
-        {
-            self.close_slot(number);
-        }
-    }
-
-    /// Removes a connection from the table and closes its socket.
-    #[cold]
-    fn close_slot(&mut self, number: usize) {
-        // A queued reply names the slot, which another connection may have next.
-        self.send_queued();
-        if let Some(mut slot) = self.slots.get_mut(number).and_then(Option::take) {
-            if let Some(ring) = &self.shared.ring {
-                slot.connection.abandon(&mut ring.lanes(self.index));
-            }
-            if slot.connection.is_watcher() {
-                // The log thread may still hold a duplicate of the socket, which keeps the
-                // registration alive: its events would reach the next connection in this slot. The
-                // call fails only if there is no registration.
-                let _ = epoll::delete(&self.epoll, slot.socket.as_fd());
-            }
-            if let (Some(stream), Some(tls)) = (&mut slot.tls, &mut self.tls) {
-                let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-                tls.end(socket, stream, &self.counters);
-            }
-            self.shared.connections.remove(&slot.connection.info);
-            self.shared.watch.connection_closed(&slot.connection.info);
-            tracing::debug!(fd = slot.connection.info.fd, "connection closed");
-            self.free.push(number);
-            // Drops the buffers first, then the connection's share of the memory that all
-            // connections hold, then the socket.
-            drop(slot);
-            self.list_lanes();
         }
     }
 
