@@ -335,7 +335,7 @@ impl Warden {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::map::Node;
+    use crate::node::Node;
 
     const MS: u64 = NANOS_PER_MS;
 

@@ -5,7 +5,8 @@
 //! keeps runs long: of a run that shrinks, one end moves, and a node receives slots beside its own.
 //! Slots that are [wished](crate::Wish) for a node are its own, and stay so.
 
-use crate::map::{Map, MapError, Node, NodeIndex, Owners, check_nodes};
+use crate::map::{Map, MapError, Owners};
+use crate::node::{NODES_MAX, Node, NodeIndex, check_nodes};
 use crate::slots::{SLOTS, Slot, SlotSet};
 
 /// Returns the map of the ring `ring` with these nodes, which must be in the order of their names. It
@@ -27,7 +28,7 @@ pub fn planned(ring: &str, version: u64, nodes: Vec<Node>, now: Option<&Map>) ->
 /// # Panics
 /// Panics if there are no nodes, or more than a map can have.
 fn plan(nodes: &[Node], now: Option<&Map>) -> Owners {
-    assert!(!nodes.is_empty() && nodes.len() <= crate::map::NODES_MAX);
+    assert!(!nodes.is_empty() && nodes.len() <= NODES_MAX);
     let mut owners = current(nodes, now);
     let mut wished = SlotSet::new();
     for (map, wish) in now.into_iter().flat_map(|map| map.wishes.iter().map(move |wish| (map, wish))) {

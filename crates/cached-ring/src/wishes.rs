@@ -4,7 +4,8 @@
 //! are wished for it first. The planner counts wished slots as a part of the node's share and moves
 //! others instead, so that every node still has its share, unless a share becomes smaller than a wish.
 
-use crate::map::{Map, MapError, NodeIndex};
+use crate::map::{Map, MapError};
+use crate::node::NodeIndex;
 use crate::plan::shares;
 use crate::slots::SlotSet;
 
@@ -123,7 +124,7 @@ impl Map {
 mod tests {
     use super::*;
     use crate::form::{documents, from_documents, from_file};
-    use crate::map::Node;
+    use crate::node::Node;
     use crate::slots::{SLOTS, Slot};
 
     fn node(name: &str) -> Node {

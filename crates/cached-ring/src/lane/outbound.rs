@@ -1,11 +1,9 @@
-//! The entry's end: requests wait for their answers here.
+//! The entry's end: requests are queued, and wait for their answers, within limits.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::slots::{Slot, SlotSet};
-use crate::wire::{
-    self, Flags, HEAD_BYTES, Head, Hostile, Kind, MESSAGE_BYTES_MAX, OPEN_MAX, Report, SUSPENDED_MAX,
-};
+use crate::wire::{self, Flags, HEAD_BYTES, Head, Kind, MESSAGE_BYTES_MAX, OPEN_MAX, Report};
 
 /// The maximum number of bytes that wait to be sent.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
@@ -36,60 +34,7 @@ pub struct Waiter {
 
 /// Names a request of a lane, also when it is sent again on the next lane to the same node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RequestId(u32);
-
-/// An answer to a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer<'a> {
-    /// A reply, or a part of it.
-    Bytes {
-        /// The bytes, for the client.
-        bytes: &'a [u8],
-        /// Whether the reply is complete. If not, [`Outbound::more`] asks for the next part.
-        last: bool,
-    },
-    /// The owner has another map, and has not executed the request.
-    NotMine {
-        /// The version of the owner's map.
-        map_version: u64,
-        /// The slot of its first key; `None` if every node executes it.
-        slot: Option<Slot>,
-        /// The flags of the request.
-        flags: Flags,
-        /// The client's own bytes: all, or the head of a request with parts.
-        own: &'a [u8],
-    },
-}
-
-/// Whether the owner has executed a request that is not answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Executed {
-    /// It has not: the request, or a part of it, was not sent, or the owner said so.
-    No,
-    /// It may have.
-    Maybe,
-    /// It has, and a part of the reply has been delivered.
-    Partly,
-    /// It has not, and has refused an earlier request, which may be of the same slot: this one goes
-    /// again after it.
-    Refused,
-}
-
-/// A request that will not be answered.
-#[derive(Debug, Clone, Copy)]
-pub struct Failed<'a> {
-    /// Who waits.
-    pub to: Waiter,
-    /// The request.
-    pub id: RequestId,
-    /// Its flags.
-    pub flags: Flags,
-    /// The client's own bytes: all, or the head of a request with parts. Empty if a part of the
-    /// reply has been delivered.
-    pub own: &'a [u8],
-    /// Whether the owner has executed the request.
-    pub executed: Executed,
-}
+pub struct RequestId(pub(super) u32);
 
 /// The entry's end of a lane.
 ///
@@ -101,45 +46,45 @@ pub struct Failed<'a> {
 #[derive(Debug)]
 pub struct Outbound {
     /// All messages from the first one that is kept; those up to `sent` are with the socket.
-    log: VecDeque<u8>,
+    pub(super) log: VecDeque<u8>,
     /// The position within the stream of the log's first byte.
-    base: u64,
+    pub(super) base: u64,
     /// The position within the stream of the first unsent byte.
-    sent: u64,
+    pub(super) sent: u64,
     /// The complete requests without an answer, in the order in which they were completed, which is
     /// that of their answers.
-    waiting: VecDeque<Waiting>,
+    pub(super) waiting: VecDeque<Waiting>,
     /// The requests with parts that have no answer; `None` for one that is in `waiting`.
-    large: HashMap<u32, Option<Open>>,
+    pub(super) large: HashMap<u32, Option<Open>>,
     /// The bytes that are kept of requests with parts.
-    heads_bytes: usize,
+    pub(super) heads_bytes: usize,
     /// The requests whose replies have begun to arrive, and are not complete.
-    partly: HashMap<u32, Partly>,
+    pub(super) partly: HashMap<u32, Partly>,
     /// The slots of which the owner has refused a request: it refuses all until one has
     /// [`Flags::AGAIN`].
-    refused: Option<SlotSet>,
+    pub(super) refused: Option<SlotSet>,
     /// The requests without an answer whose clients have gone. Their answers are not delivered.
-    forgotten: HashSet<u32>,
+    pub(super) forgotten: HashSet<u32>,
     /// The id of the last request.
-    previous: u32,
+    pub(super) previous: u32,
     /// The highest id whose answer has begun: requests without parts are answered in the order of
     /// their ids.
-    begun: u32,
+    pub(super) begun: u32,
     /// The id of the last answer of this lane, for BYE.
-    last: u32,
+    pub(super) last: u32,
     /// The token of the PING that is not answered.
-    ping: Option<u64>,
-    pong: Option<(u64, Report)>,
-    is_ended: bool,
+    pub(super) ping: Option<u64>,
+    pub(super) pong: Option<(u64, Report)>,
+    pub(super) is_ended: bool,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    id: u32,
-    to: Waiter,
-    flags: Flags,
-    slot: SlotNumber,
-    own: Own,
+pub(super) struct Waiting {
+    pub(super) id: u32,
+    pub(super) to: Waiter,
+    pub(super) flags: Flags,
+    pub(super) slot: SlotNumber,
+    pub(super) own: Own,
 }
 
 /// The number of a slot, or [`wire::NO_SLOT`]: half as large as an `Option`, for each request that waits.
@@ -150,7 +95,7 @@ fn number_of(slot: Option<Slot>) -> SlotNumber {
 }
 
 #[derive(Debug)]
-enum Own {
+pub(super) enum Own {
     /// The message at this position within the stream.
     Log { at: u64, bytes: u32 },
     /// A request with parts, the last of which ends at this position.
@@ -158,7 +103,7 @@ enum Own {
 }
 
 impl Own {
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         match self {
             Self::Log { at, bytes } => at + HEAD_BYTES as u64 + u64::from(*bytes),
             Self::Head { end, .. } => *end,
@@ -168,20 +113,20 @@ impl Own {
 
 /// A request whose last part has not been queued.
 #[derive(Debug)]
-struct Open {
-    to: Waiter,
-    flags: Flags,
+pub(super) struct Open {
+    pub(super) to: Waiter,
+    pub(super) flags: Flags,
     slot: SlotNumber,
-    head: Box<[u8]>,
+    pub(super) head: Box<[u8]>,
 }
 
 #[derive(Debug)]
-struct Partly {
-    to: Waiter,
-    flags: Flags,
+pub(super) struct Partly {
+    pub(super) to: Waiter,
+    pub(super) flags: Flags,
     /// Whether MORE was sent since the last part.
-    is_asked: bool,
-    is_forgotten: bool,
+    pub(super) is_asked: bool,
+    pub(super) is_forgotten: bool,
 }
 
 impl Default for Outbound {
@@ -439,106 +384,6 @@ impl Outbound {
         self.trim();
     }
 
-    /// Reads what the owner has sent, and calls `each` for each answer, in order. Returns the number
-    /// of bytes used: the rest is the beginning of a message of at most [`MESSAGE_BYTES_MAX`] bytes,
-    /// and must be given again with what follows.
-    ///
-    /// # Errors
-    /// Returns [`Hostile`] if the owner breaks the protocol; the answers before were delivered. Then
-    /// the lane must be closed, and is [`lost`](Self::lost).
-    pub fn received(
-        &mut self,
-        input: &[u8],
-        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
-    ) -> Result<usize, Hostile> {
-        let mut rest = input;
-        let result = loop {
-            match wire::message(rest) {
-                Ok(Some((head, bytes))) => match self.reply(head, bytes, each) {
-                    Ok(()) => rest = &rest[HEAD_BYTES + bytes.len()..],
-                    Err(hostile) => break Err(hostile),
-                },
-                Ok(None) => break Ok(input.len() - rest.len()),
-                Err(hostile) => break Err(hostile),
-            }
-        };
-        self.trim();
-        result
-    }
-
-    /// Empties the lane, whose connection is lost, and calls `each` for each request that is not
-    /// answered, except the forgotten ones. The next lane to the same node may go on with it.
-    pub fn lost(&mut self, each: &mut dyn FnMut(Failed<'_>)) {
-        self.fail(false, each);
-        self.restart();
-    }
-
-    /// Begins the next lane to the same node after the owner's BYE: it begins with the requests that
-    /// the owner has not executed. Calls `each` for those that cannot be sent again: requests with
-    /// parts, and those of whose replies a part has come. Without BYE, the lane is
-    /// [`lost`](Self::lost).
-    pub fn resume(&mut self, each: &mut dyn FnMut(Failed<'_>)) {
-        if !self.is_ended {
-            return self.lost(each);
-        }
-        self.fail(true, each);
-        let mut log = VecDeque::with_capacity(self.log.len());
-        let messages = self.log.make_contiguous();
-        for waiting in &mut self.waiting {
-            let Own::Log { at, bytes } = &mut waiting.own else { continue };
-            let begin = (*at - self.base) as usize;
-            *at = log.len() as u64;
-            log.extend(&messages[begin..begin + HEAD_BYTES + *bytes as usize]);
-        }
-        self.log = log;
-        self.restart();
-    }
-
-    /// Fails the requests that are not sent again, and takes them and the forgotten ones out.
-    fn fail(&mut self, is_resumed: bool, each: &mut dyn FnMut(Failed<'_>)) {
-        let (base, sent) = (self.base, self.sent);
-        let messages = &*self.log.make_contiguous();
-        let forgotten = &self.forgotten;
-        // Only the caller knows all slots of a retrieval of several keys. So all requests go again.
-        let is_refused = self.refused.take().is_some() && is_resumed;
-        self.waiting.retain(|waiting| {
-            let own = match &waiting.own {
-                _ if forgotten.contains(&waiting.id) => return false,
-                Own::Log { .. } if is_resumed && !is_refused => return true,
-                own => own_bytes(own, messages, base),
-            };
-            let was_sent = waiting.own.end() <= sent;
-            let executed = match was_sent && !is_resumed {
-                true => Executed::Maybe,
-                false if is_refused => Executed::Refused,
-                false => Executed::No,
-            };
-            each(Failed { to: waiting.to, id: RequestId(waiting.id), flags: waiting.flags, own, executed });
-            false
-        });
-        for (id, open) in self.large.drain() {
-            let Some(Open { to, flags, head, .. }) = open else { continue };
-            each(Failed { to, id: RequestId(id), flags, own: &head, executed: Executed::No });
-        }
-        for (id, Partly { to, flags, is_forgotten, .. }) in self.partly.drain() {
-            if !is_forgotten {
-                each(Failed { to, id: RequestId(id), flags, own: &[], executed: Executed::Partly });
-            }
-        }
-        self.forgotten.clear();
-        self.heads_bytes = 0;
-    }
-
-    /// Makes this the end of a lane on which nothing was sent. If requests wait, the log has them.
-    fn restart(&mut self) {
-        if self.waiting.is_empty() {
-            self.log = VecDeque::new();
-            self.begun = self.previous;
-        }
-        (self.base, self.sent, self.last) = (0, 0, 0);
-        (self.ping, self.pong, self.is_ended) = (None, None, false);
-    }
-
     /// Lets ids begin after `previous`.
     #[cfg(test)]
     pub(super) fn start_after(&mut self, previous: u32) {
@@ -603,126 +448,13 @@ impl Outbound {
 
     /// Returns whether no answer to this request has begun. It is true also of a request with parts that
     /// has failed when the lane was resumed; the owner ignores a FORGET of that.
-    fn is_waiting(&self, id: u32) -> bool {
+    pub(super) fn is_waiting(&self, id: u32) -> bool {
         let is_begun = id.wrapping_sub(self.begun).wrapping_sub(1) >= self.previous.wrapping_sub(self.begun);
         self.large.contains_key(&id) || !is_begun
     }
 
-    fn reply(
-        &mut self,
-        head: Head,
-        bytes: &[u8],
-        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
-    ) -> Result<(), Hostile> {
-        let Head { id, kind, .. } = head;
-        if self.is_ended {
-            return Err(Hostile::AfterBye(kind));
-        }
-        match kind {
-            Kind::Done | Kind::ReplyPart => {
-                let last = kind == Kind::Done;
-                self.answer(id, bytes, last, each)
-            }
-            Kind::NotMine => self.not_mine(id, wire::number(bytes), each),
-            Kind::Pong => {
-                let token = wire::number(bytes);
-                if self.ping.take() != Some(token) {
-                    return Err(Hostile::Pong);
-                }
-                self.pong = Some((token, Report::decode(&bytes[8..])));
-                Ok(())
-            }
-            Kind::RepliesEnd if id == self.last => {
-                self.is_ended = true;
-                Ok(())
-            }
-            Kind::RepliesEnd => Err(Hostile::Bye { named: id, last: self.last }),
-            _ => Err(Hostile::Direction(kind)),
-        }
-    }
-
-    #[inline]
-    fn answer(
-        &mut self,
-        id: u32,
-        bytes: &[u8],
-        last: bool,
-        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
-    ) -> Result<(), Hostile> {
-        let (to, is_forgotten);
-        if !self.partly.is_empty()
-            && let Some(partly) = self.partly.get_mut(&id)
-        {
-            partly.is_asked = false;
-            (to, is_forgotten) = (partly.to, partly.is_forgotten);
-            if last {
-                self.partly.remove(&id);
-            }
-        } else {
-            let waiting = self.begin(id)?;
-            to = waiting.to;
-            is_forgotten = !self.forgotten.is_empty() && self.forgotten.remove(&id);
-            if !last {
-                if self.partly.len() == 2 * SUSPENDED_MAX {
-                    return Err(Hostile::Suspended);
-                }
-                let flags = waiting.flags;
-                self.partly.insert(id, Partly { to, flags, is_asked: false, is_forgotten });
-            }
-        }
-        if !is_forgotten {
-            each(to, RequestId(id), Answer::Bytes { bytes, last });
-        }
-        Ok(())
-    }
-
-    fn not_mine(
-        &mut self,
-        id: u32,
-        map_version: u64,
-        each: &mut dyn FnMut(Waiter, RequestId, Answer<'_>),
-    ) -> Result<(), Hostile> {
-        if self.partly.contains_key(&id) {
-            return Err(Hostile::RefusedLate(id));
-        }
-        let Waiting { to, flags, slot, own, .. } = self.begin(id)?;
-        if let Some(slot) = Slot::new(slot) {
-            self.refused.get_or_insert_default().insert(slot);
-        }
-        if !self.forgotten.remove(&id) {
-            let own = own_bytes(&own, self.log.make_contiguous(), self.base);
-            each(to, RequestId(id), Answer::NotMine { map_version, slot: Slot::new(slot), flags, own });
-        }
-        Ok(())
-    }
-
-    /// Takes the request that is answered next out of those that wait: it must be `id`.
-    #[inline]
-    fn begin(&mut self, id: u32) -> Result<Waiting, Hostile> {
-        match self.waiting.front() {
-            Some(first) if first.id == id && first.own.end() <= self.sent => {}
-            Some(first) if first.id != id && self.is_waiting(id) => {
-                return Err(Hostile::AnswerOrder { id, first: first.id });
-            }
-            _ => return Err(Hostile::UnknownAnswer(id)),
-        }
-        if !self.large.is_empty() {
-            self.large.remove(&id);
-        }
-        // A request with parts may be answered after later ones.
-        if id.wrapping_sub(self.begun) <= u32::MAX / 2 {
-            self.begun = id;
-        }
-        self.last = id;
-        let waiting = self.waiting.pop_front().ok_or(Hostile::UnknownAnswer(id))?;
-        if let Own::Head { head, .. } = &waiting.own {
-            self.heads_bytes -= head.len();
-        }
-        Ok(waiting)
-    }
-
     /// Drops the sent bytes before the first request whose bytes are kept.
-    fn trim(&mut self) {
+    pub(super) fn trim(&mut self) {
         if self.waiting.is_empty() {
             self.forgotten.clear();
         }
@@ -749,15 +481,4 @@ fn head_of(flags: Flags, pieces: &[&[u8]]) -> Box<[u8]> {
         }
     }
     head.into()
-}
-
-/// Returns a request's own bytes. `messages` is the log, which begins at `base`.
-fn own_bytes<'a>(own: &'a Own, messages: &'a [u8], base: u64) -> &'a [u8] {
-    match own {
-        Own::Log { at, bytes } => {
-            let begin = (at - base) as usize + HEAD_BYTES;
-            &messages[begin..begin + *bytes as usize]
-        }
-        Own::Head { head, .. } => head,
-    }
 }

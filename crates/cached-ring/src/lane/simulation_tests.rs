@@ -15,7 +15,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::inbound::{Asked, Inbound};
-use super::outbound::{Answer, Executed, Failed, LOG_BYTES_MAX, Outbound, RequestId, WAITING_MAX, Waiter};
+use super::outbound::{LOG_BYTES_MAX, Outbound, RequestId, WAITING_MAX, Waiter};
+use super::outcome::{Answer, Executed, Failed};
 use crate::wire::{self, Flags, HEAD_BYTES, Kind, MESSAGE_BYTES_MAX, Report};
 use crate::{Slot, slot_of};
 

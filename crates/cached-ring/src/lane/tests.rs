@@ -1,7 +1,8 @@
 //! Limits of the two ends, and peers that break the protocol.
 
 use super::inbound::{Asked, Inbound};
-use super::outbound::{Answer, Executed, LOG_BYTES_MAX, Outbound, RequestId, WAITING_MAX, Waiter};
+use super::outbound::{LOG_BYTES_MAX, Outbound, RequestId, WAITING_MAX, Waiter};
+use super::outcome::{Answer, Executed};
 use crate::wire::{self, Flags, Head, Hostile, Kind, MESSAGE_BYTES_MAX, OPEN_MAX, Report, SUSPENDED_MAX};
 use crate::{Promise, Slot, slot_of};
 

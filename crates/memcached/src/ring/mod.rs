@@ -12,7 +12,8 @@
 //! | `words` | which slots are this node's own |
 //! | `events` | [`RingEvents`]: what the steward of the maps has to act on |
 //! | `lease` | [`RingLease`]: until when this node executes requests, and its promises to other nodes |
-//! | `lanes` | [`Lanes`]: requests to other nodes, and their answers |
+//! | `lanes` | [`Lanes`]: requests to other nodes |
+//! | `life` | [`Outcome`]: the life of a lane, and what becomes of its requests |
 //! | `order` | the order of requests that were refused |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
 //! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
@@ -25,6 +26,7 @@
 mod events;
 mod lanes;
 mod lease;
+mod life;
 mod moves;
 mod order;
 mod peers;
@@ -33,9 +35,10 @@ mod transfers;
 mod words;
 
 pub use events::RingEvents;
-pub(crate) use lanes::{LaneId, Lanes, Outcome, Pulse, RETRY, Refused, Route, TICK, VERSION_BYTES, Why};
+pub(crate) use lanes::{LaneId, Lanes, RETRY, Refused, Route, VERSION_BYTES};
 pub(crate) use lease::LeaseReport;
 pub use lease::RingLease;
+pub(crate) use life::{Outcome, Pulse, TICK, Why};
 pub use moves::MoveStep;
 pub(crate) use moves::{Direction, MoveCounts, MoveReport};
 pub(crate) use peers::{MapInForce, Peer, PeerReport, RingReport, add};
@@ -46,7 +49,7 @@ pub(crate) use words::Changed;
 use crate::locks::{Guard, LANES, Lock, RING, SESSIONS};
 use crate::settings::RingSettings;
 use cached_ring::{Map, Move, NODES_MAX, NodeIndex, Slot};
-use lanes::LaneLimits;
+use life::LaneLimits;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};

@@ -21,22 +21,26 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `slots` | the connections of the worker |
 //! | `bundle` | connections that are ready together, through io_uring |
 //! | `timing` | measures a sample of the loop's iterations |
 //! | `tls`, `udp` | TLS connections; datagrams |
 //! | `lanes`, `inbound` | connections to and from the other nodes of a ring |
 //! | `maps` | puts maps of the ring in force |
 //! | `pause` | stops between two requests for a hand-over |
+//! | `drain` | answers the received requests, and ends |
 //! | `background` | the watchdog, and the threads that sample, sweep and move memory |
 
 mod background;
 mod bundle;
+mod drain;
 mod inbound;
 mod lanes;
 mod maps;
 mod pause;
 #[cfg(test)]
 mod ring_tests;
+mod slots;
 mod timing;
 mod tls;
 mod udp;
@@ -45,15 +49,14 @@ pub(crate) use background::BackgroundThread;
 pub(crate) use bundle::BUNDLE_BYTES;
 pub(crate) use lanes::ring_bytes_max;
 pub(crate) use maps::adopt_items;
+pub(crate) use slots::ConnectionSlot;
 pub(crate) use udp::udp_bytes_max;
 
-use crate::conn::{Connection, DriveResult, WorkerContext};
-use crate::connections::{AcceptedConnection, After, Command};
+use crate::conn::{DriveResult, WorkerContext};
+use crate::connections::{After, Command};
 use crate::shared::Shared;
 use crate::stats::Work;
-use crate::stream::{
-    AHEAD_BYTES, BUNDLE, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
-};
+use crate::stream::{AHEAD_BYTES, BUNDLE, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket};
 use crate::telemetry::counters::Counters;
 use crate::telemetry::heartbeat::Activity;
 use bundle::{Bundles, QueueingSocket};
@@ -65,7 +68,6 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use timing::{Timing, record_iteration};
 use tls::WorkerTls;
 use udp::{UDP_FIRST, WorkerUdp};
@@ -73,26 +75,8 @@ use udp::{UDP_FIRST, WorkerUdp};
 /// The maximum number of events processed per wake-up.
 const EVENTS_MAX: usize = 256;
 
-/// The time in which other nodes may take what this one still answers when it ends.
-const LEAVE_WITHIN: Duration = Duration::from_secs(1);
-
 /// The event number of the command queue's waker, which has no slot.
 const WAKER: u64 = u64::MAX;
-
-/// A connection and its socket. The slot takes two cache lines, the only ones of a connection that
-/// a wake-up touches.
-#[repr(align(64))]
-pub(crate) struct ConnectionSlot {
-    /// The TLS state; `None` without TLS. Dropped before the connection, which counts its buffers.
-    tls: Option<Box<TlsStream>>,
-    connection: Connection,
-    socket: OwnedFd,
-    ready: Readiness,
-    /// Whether the slot is listed in `Worker::yielded`.
-    is_listed: bool,
-}
-
-const _: () = assert!(size_of::<Option<ConnectionSlot>>() == 128);
 
 /// The bytes read from a connection before it is driven.
 #[derive(Clone, Copy, Default)]
@@ -416,50 +400,6 @@ impl Worker {
         }
     }
 
-    /// Puts an accepted connection into a free slot.
-    fn open_slot(&mut self, accepted: AcceptedConnection) {
-        let AcceptedConnection { socket, info, tls, handed } = accepted;
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        let interest = epoll::EventFlags::IN
-            | epoll::EventFlags::PRI
-            | epoll::EventFlags::OUT
-            | epoll::EventFlags::RDHUP
-            | epoll::EventFlags::ET;
-        if let Err(error) =
-            epoll::add(&self.epoll, socket.as_fd(), epoll::EventData::new_u64(number as u64), interest)
-        {
-            tracing::warn!(cause = %error, "cannot register a connection with epoll: it is closed");
-            self.shared.connections.remove(&info);
-            self.free.push(number);
-            return;
-        }
-        let tls = match (tls, &mut self.tls) {
-            (Some(policy), Some(worker)) => worker.begin(policy, self.shared.clock.now_secs()),
-            _ => None,
-        };
-        tracing::debug!(fd = info.fd, "new connection");
-        info.set_slot(number);
-        let must_authenticate = self.shared.settings.auth.is_required();
-        let mut connection = match handed {
-            Some(handed) => Connection::resume_handed(info, *handed, must_authenticate),
-            None => {
-                let mut connection = Connection::new(info);
-                if must_authenticate {
-                    connection.require_authentication();
-                }
-                connection
-            }
-        };
-        if let Some(ring) = &self.shared.ring {
-            connection.join_ring(ring.lanes(self.index).next_tag());
-        }
-        let slot = ConnectionSlot { socket, ready: Readiness::NEW, connection, tls, is_listed: false };
-        self.slots[number] = Some(slot);
-    }
-
     /// Drives one connection, with the bytes that were read ahead from it.
     #[inline(never)]
     fn serve(&mut self, number: usize, received: Option<Range<usize>>) {
@@ -537,15 +477,6 @@ impl Worker {
         self.list_lanes();
     }
 
-    /// Closes the worker's connections that were asked to close, before any other connection takes
-    /// more memory.
-    #[cold]
-    fn close_requested(&mut self) {
-        for number in self.shared.connections.queue(self.index).take_checks() {
-            self.check(number);
-        }
-    }
-
     /// Lists a connection that has more work, if it still exists.
     #[cold]
     fn list_yielded(&mut self, number: usize) {
@@ -555,137 +486,5 @@ impl Worker {
             slot.is_listed = true;
             self.yielded.push(number);
         }
-    }
-
-    /// Closes a connection if that was requested.
-    fn check(&mut self, number: usize) {
-        if let Some(Some(slot)) = self.slots.get(number)
-            && slot.connection.info.is_close_requested()
-        {
-            self.close_slot(number);
-        }
-    }
-
-    /// Removes a connection from the table and closes its socket.
-    #[cold]
-    fn close_slot(&mut self, number: usize) {
-        // A queued reply names the slot, which another connection may have next.
-        self.send_queued();
-        if let Some(mut slot) = self.slots.get_mut(number).and_then(Option::take) {
-            if let Some(ring) = &self.shared.ring {
-                slot.connection.abandon(&mut ring.lanes(self.index));
-            }
-            if slot.connection.is_watcher() {
-                // The log thread may still hold a duplicate of the socket, which keeps the
-                // registration alive: its events would reach the next connection in this slot. The
-                // call fails only if there is no registration.
-                let _ = epoll::delete(&self.epoll, slot.socket.as_fd());
-            }
-            if let (Some(stream), Some(tls)) = (&mut slot.tls, &mut self.tls) {
-                let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-                tls.end(socket, stream, &self.counters);
-            }
-            self.shared.connections.remove(&slot.connection.info);
-            self.shared.watch.connection_closed(&slot.connection.info);
-            tracing::debug!(fd = slot.connection.info.fd, "connection closed");
-            self.free.push(number);
-            // Drops the buffers first, then the connection's share of the memory that all
-            // connections hold, then the socket.
-            drop(slot);
-            self.list_lanes();
-        }
-    }
-
-    /// Serves connections at shutdown: reads the data that has arrived, replies, and closes each
-    /// connection once its client has accepted the replies, until no connection is left or
-    /// `drain_timeout` has passed. A client that keeps sending is not served any longer than that.
-    fn drain(&mut self, events: &mut Vec<epoll::Event>) {
-        // After a hand-over another process has the store.
-        if !self.aborted {
-            self.run_commands();
-        }
-        let end = Instant::now() + self.shared.live.drain_timeout.get();
-        while !self.aborted && self.shared.defect.get().is_none() {
-            self.pump_lanes();
-            // No lane is opened any more.
-            self.give_up_lanes(false);
-            let more = self.drain_all(end);
-            self.flush_lanes();
-            let left = end.saturating_duration_since(Instant::now());
-            if self.slots.iter().all(Option::is_none) {
-                break;
-            }
-            if left.is_zero() {
-                tracing::info!(
-                    "connections of clients that do not read their replies, or that continue to send, are closed"
-                );
-                break;
-            }
-            self.counters.heartbeat.set_idle();
-            events.clear();
-            // A connection with more work does not wait for events of other connections.
-            let wait = if more { Duration::ZERO } else { left.min(self.retry_within()) };
-            let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
-            // Whatever this returns, every slot is served again.
-            let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));
-            self.run_commands();
-        }
-        (0..self.slots.len()).for_each(|number| self.close_slot(number));
-        if !self.aborted && self.shared.defect.get().is_none() {
-            self.leave_inbound(Instant::now() + LEAVE_WITHIN);
-        }
-    }
-
-    /// Drives every connection once, until `end`. Returns whether any connection has more work.
-    fn drain_all(&mut self, end: Instant) -> bool {
-        let mut more = false;
-        for number in 0..self.slots.len() {
-            more |= self.drain_slot(number);
-            // A single drive is bounded; ten thousand drives are not.
-            if Instant::now() >= end {
-                return more;
-            }
-        }
-        more
-    }
-
-    /// Drives one connection at shutdown. Returns whether it has more work.
-    fn drain_slot(&mut self, number: usize) -> bool {
-        let Some(Some(slot)) = self.slots.get_mut(number) else { return false };
-        slot.ready.write = true;
-        self.work.renew();
-        self.steps += 1;
-        let counters = &*self.counters;
-        counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Draining);
-        let mut context = WorkerContext {
-            shared: &self.shared,
-            counters,
-            input: &mut self.input,
-            received: None,
-            output: &mut self.output,
-            work: &mut self.work,
-            client: slot.socket.as_fd(),
-        };
-        let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-        let result = match (&mut slot.tls, &mut self.tls) {
-            (Some(stream), Some(tls)) => tls.drain(&mut slot.connection, &mut context, socket, stream),
-            _ => slot.connection.drive(&mut context, &mut Draining(socket)),
-        };
-        match result {
-            DriveResult::Yield => return true,
-            DriveResult::Wait => {}
-            DriveResult::Close => self.close_slot(number),
-        }
-        false
-    }
-
-    /// Shuts down the sockets of all connections and touches nothing else. Called after a panic,
-    /// which may have left any state inconsistent.
-    pub(crate) fn shut_down_sockets(&self) {
-        for slot in self.slots.iter().flatten() {
-            // Fails for a socket whose peer has already gone.
-            let _ = rustix::net::shutdown(slot.socket.as_fd(), rustix::net::Shutdown::Both);
-        }
-        self.shut_down_lanes();
     }
 }

@@ -6,7 +6,8 @@
 //! that follows. Then the worker waits for the verdict with all sockets open: either
 //! it resumes as if nothing had happened, or it closes its descriptors and ends.
 
-use super::{LEAVE_WITHIN, Worker};
+use super::Worker;
+use super::drain::LEAVE_WITHIN;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
 use crate::connections::{After, Pause, Paused, PausedConnection, Verdict};
 use crate::stream::Socket;
