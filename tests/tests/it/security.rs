@@ -307,9 +307,9 @@ fn mutated_scripts() {
             }
             let mut conn = server.connect();
             let size = [1, 3, 100, 5_000][random.random_range(0..4)];
-            // The remaining bytes are sent in one piece, because each fragment is a system call on
-            // both sides.
-            conn.send_fragments(&changed, std::iter::repeat_n(size, 300));
+            // Only some bytes are sent in fragments, because each is a system call on both sides.
+            let begin = random.random_range(0..=changed.len());
+            conn.send_fragments(&changed, std::iter::once(begin).chain(std::iter::repeat_n(size, 60)));
             conn.finish_sending();
             conn.read_to_end();
         }
