@@ -102,6 +102,15 @@ impl Two {
         relay.at(direction, counted, after, then)
     }
 
+    /// Waits until the session of the move is at its step. A source that learns from the registry that the
+    /// target owns the slots ends the session, perhaps before COMMITTED comes: then the move is over.
+    fn reach(&self, step: Step, point: &Point) {
+        wait_for("a step of the move", || {
+            let is_over = || step == Step::Committed && self.cluster.unsettled().is_none();
+            (point.is_reached() || is_over()).then_some(())
+        });
+    }
+
     /// Moves the slots without a fault; returns the numbers of bytes in both directions of the session.
     fn measure(&mut self) -> [u64; 2] {
         let (source, _) = self.ends();
@@ -166,7 +175,7 @@ fn a_session_breaks_at_each_step() {
         let point = two.at(step, then);
         two.under_load(&context, |two| {
             two.begin();
-            point.wait();
+            two.reach(step, &point);
         });
     }
     // The first byte that the target sends, and the last one of its first message.
@@ -197,7 +206,7 @@ fn kill_at_each_step(has_memory: bool) {
         let victim = if kills_source { source } else { target };
         let point = two.at(step, Then::Hold);
         two.begin();
-        point.wait();
+        two.reach(step, &point);
         two.cluster.kill(victim);
         point.release();
         two.cluster.tell(&two.registers);
@@ -249,7 +258,7 @@ fn source_and_target_stand_still() {
             let (stopped, other) = if stops_source { (source, target) } else { (target, source) };
             two.under_load(&context, |two| {
                 two.begin_by(other);
-                point.wait();
+                two.reach(step, &point);
                 two.cluster.nodes[stopped].process.signal(libc::SIGSTOP);
                 point.release();
                 // The other one goes on.
@@ -277,7 +286,7 @@ fn what_is_flushed_during_a_move_does_not_come_back() {
             store_all(&two.registers, &context);
             let point = two.at(step, Then::Hold);
             two.begin();
-            point.wait();
+            two.reach(step, &point);
             std::thread::scope(|scope| {
                 let cluster = &two.cluster;
                 let flush = scope.spawn(|| {
@@ -322,7 +331,7 @@ fn the_registry_is_away_while_slots_move() {
         let point = two.at(step, Then::Hold);
         two.under_load(&context, |two| {
             two.begin();
-            point.wait();
+            two.reach(step, &point);
             away(two, true);
             point.release();
             two.others_are_served(&context);
@@ -378,7 +387,7 @@ fn a_source_is_lost_during_a_move() {
         registers.be_strict(false);
         let point = two.at(step, Then::Hold);
         two.begin();
-        point.wait();
+        two.reach(step, &point);
         two.cluster.kill(1);
         point.release();
         two.cluster.tell(&registers);
