@@ -36,17 +36,34 @@ impl Map {
     }
 
     /// Changes what the process of a node says of it, to that of `node`, which has the same name: its
-    /// addresses, and the length of its lease. Without a lease it has no warden.
+    /// addresses, the length of its lease, and its host. Without a lease it has no warden. On another host
+    /// than before the term rises: promises to an earlier process there do not count any more, and what it
+    /// has kept in a memory file is not used again.
     ///
     /// # Errors
     /// Returns a line if there is no such node, or the errors of [`Map::new`].
     pub fn set_own(&self, node: &Node) -> Result<Map, MapError> {
         let index = self.known(&node.name)?;
         let mut next = self.next()?;
-        let Node { ring, address, lease_ms, .. } = node.clone();
+        let Node { ring, address, lease_ms, host, .. } = node.clone();
         let own = &mut next.nodes[index.index()];
-        (own.ring, own.address, own.lease_ms) = (ring, address, lease_ms);
+        if own.is_elsewhere(&host) {
+            own.term = next.version;
+        }
+        (own.ring, own.address, own.lease_ms, own.host) = (ring, address, lease_ms, host);
         own.warden.take_if(|_| lease_ms == 0);
+        next.checked()
+    }
+
+    /// Notes that the process of a node has ended in order: the next one, on whichever host, need not wait
+    /// for its end.
+    ///
+    /// # Errors
+    /// Returns a line if there is no such node.
+    pub fn sign_off(&self, node: &str) -> Result<Map, MapError> {
+        let index = self.known(node)?;
+        let mut next = self.next()?;
+        next.nodes[index.index()].set_ended();
         next.checked()
     }
 

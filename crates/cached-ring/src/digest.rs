@@ -17,7 +17,7 @@ impl Map {
     pub(crate) fn computed_digest(&self) -> u64 {
         let mut digest = Digest::new(&self.ring);
         digest.add(&self.version.to_le_bytes());
-        for Node { name, ring, address, weight, term, lease_ms, warden } in &self.nodes {
+        for Node { name, ring, address, weight, term, lease_ms, warden, host } in &self.nodes {
             [name, ring, address].iter().for_each(|text| digest.add_text(text));
             digest.add(&weight.to_le_bytes());
             for (letter, number) in [(b't', *term), (b'l', u64::from(*lease_ms))] {
@@ -28,6 +28,10 @@ impl Map {
             if let Some(Wardship { warden, since }) = warden {
                 digest.add_other(b'w', *since);
                 digest.add_text(warden);
+            }
+            if !host.is_empty() {
+                digest.add(b"h");
+                digest.add_text(host);
             }
         }
         self.owners.iter().for_each(|owner| digest.add(&owner.0.to_le_bytes()));
@@ -137,9 +141,10 @@ mod tests {
         }
         let leased = one.set_own(&Node { lease_ms: 9, ..node("a", 1) }).unwrap();
         let warded = one.set_warden("a", Some("b")).unwrap();
-        assert!(
-            leased.digest() != warded.digest() && leased.digest() != one.set_paused(false).unwrap().digest()
-        );
+        let hosted = one.set_own(&Node { host: "h".into(), ..one.nodes[0].clone() }).unwrap();
+        let same = one.set_paused(false).unwrap();
+        let digests = [&leased, &warded, &hosted, &same].map(Map::digest);
+        assert_eq!(std::collections::HashSet::from(digests).len(), digests.len());
         let since = |map: &Map| map.nodes[0].warden.as_ref().map(|of| of.since);
         assert_eq!((since(&warded), since(&one)), (Some(8), None));
         assert_eq!(one.mark(a), map(7, &["a", "z"]).mark(a));

@@ -50,6 +50,8 @@ struct NodeDocument {
     lease_ms: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     warden: Option<WardenDocument>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    host: String,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -99,7 +101,8 @@ pub fn from_file<'a>(
     };
     let of_node = first(&|node| node.term != 0, "term")
         .or_else(|| first(&|node| node.lease_ms != 0, "lease_ms"))
-        .or_else(|| first(&|node| node.warden.is_some(), "warden"));
+        .or_else(|| first(&|node| node.warden.is_some(), "warden"))
+        .or_else(|| first(&|node| !node.host.is_empty(), "host"));
     let document = match of_node {
         _ if !map.moves.is_empty() => "moves: is present".to_owned(),
         _ if !map.wishes.is_empty() => "wishes: is present".to_owned(),
@@ -224,9 +227,9 @@ pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
     };
     let Map { version, is_paused: paused, struck, .. } = *map;
     put("meta", json(&MetaDocument { format: FORMAT, version, paused, struck }))?;
-    for Node { name, ring, address, weight, term, lease_ms, warden } in map.nodes.iter().cloned() {
+    for Node { name, ring, address, weight, term, lease_ms, warden, host } in map.nodes.iter().cloned() {
         let warden = warden.map(|Wardship { warden: node, since }| WardenDocument { node, since });
-        let document = NodeDocument { ring, address, weight, term, lease_ms, warden };
+        let document = NodeDocument { ring, address, weight, term, lease_ms, warden, host };
         put(&format!("nodes/{name}"), json(&document))?;
     }
     let mut runs = String::from("{");
@@ -318,9 +321,9 @@ pub fn to_file(map: &Map) -> Result<String, MapError> {
 
 fn node(key: &str, name: &str, document: NodeDocument) -> Result<Node, MapError> {
     check_name(name).map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
-    let NodeDocument { ring, address, weight, term, lease_ms, warden } = document;
+    let NodeDocument { ring, address, weight, term, lease_ms, warden, host } = document;
     let warden = warden.map(|WardenDocument { node, since }| Wardship { warden: node, since });
-    let node = Node { name: name.into(), ring, address, weight, term, lease_ms, warden };
+    let node = Node { name: name.into(), ring, address, weight, term, lease_ms, warden, host };
     node.check_addresses().map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
     Ok(node)
 }

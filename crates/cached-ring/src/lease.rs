@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 
 use crate::map::Map;
 
-const NANOS_PER_MS: u64 = 1_000_000;
+pub(crate) const NANOS_PER_MS: u64 = 1_000_000;
 
 /// The time until which a node answers that nobody may strike off; no clock shows it.
 const UNWATCHED: u64 = u64::MAX - 1;
@@ -82,8 +82,10 @@ pub struct Promise {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Holder {
     node: Box<str>,
+    host: Box<str>,
     lease_ns: u64,
-    /// The node's term in the map in force; 0 if the map does not have the node, and before the first.
+    /// The node's term in the map in force; 0 if the map has the node not at all, or on another host, and
+    /// before the first.
     term: u64,
     warden: Option<Box<str>>,
     /// Whether the map in force has no other node, so that nobody may strike this one off. Another node
@@ -100,11 +102,13 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Returns the state of the node `node`, which may not answer yet.
+    /// Returns the state of the node `node` on the [host](crate::Node::host) `host`, which may not answer
+    /// yet.
     #[must_use]
-    pub fn new(node: &str) -> Holder {
+    pub fn new(node: &str, host: &str) -> Holder {
         Holder {
             node: node.into(),
+            host: host.into(),
             lease_ns: 0,
             term: 0,
             warden: None,
@@ -133,9 +137,10 @@ impl Holder {
         now < self.until()
     }
 
-    /// A map has been put in force.
+    /// A map has been put in force. If another process on another host is the node there, nothing that is
+    /// promised to the node is meant for this one.
     pub fn follow(&mut self, map: &Map) {
-        let node = map.find(&self.node).map(|index| map.node(index));
+        let node = map.find(&self.node).map(|index| map.node(index)).filter(|node| *node.host == *self.host);
         let term = node.map_or(0, |node| node.term);
         if term != self.term {
             // Promises for the earlier term say nothing about this one.
@@ -236,7 +241,6 @@ struct Ward {
     term: u64,
     lease_ns: u64,
     is_alive: bool,
-    /// Whether anything waits for the node: slots, or its own wards.
     is_missed: bool,
     /// All promises, those of earlier wardens as well, have run out.
     promised_until: u64,
@@ -270,7 +274,7 @@ impl Warden {
                 None => (now.max(begun).saturating_add(lease_ns), Attempts::default()),
             };
             strikes.see(map.version());
-            let (is_alive, is_missed) = (is_alive(&node.name), map.has_slots(index) || map.has_wards(index));
+            let (is_alive, is_missed) = (is_alive(&node.name), map.is_missed(index));
             let ward =
                 Ward { since, term: node.term, lease_ns, is_alive, is_missed, promised_until, strikes };
             self.wards.insert(node.name.as_str().into(), ward);
@@ -349,7 +353,7 @@ mod tests {
     }
 
     fn holder(map: &Map, node: &str, sent: u64) -> Holder {
-        let mut holder = Holder::new(node);
+        let mut holder = Holder::new(node, "");
         holder.follow(map);
         holder.registered(sent);
         holder
@@ -358,7 +362,7 @@ mod tests {
     #[test]
     fn a_node_relies_on_two_thirds_of_a_lease_and_of_a_promise_of_its_warden() {
         let map = map();
-        let mut holder = Holder::new("a");
+        let mut holder = Holder::new("a", "");
         holder.follow(&map);
         holder.renewed(5 * MS);
         let promise = Promise { ms: 3000, term: 1 };
@@ -399,8 +403,15 @@ mod tests {
         assert_eq!(holder.until(), 2065 * MS);
 
         // What was promised to a node that has been struck off is over.
-        holder.follow(&map.strike("a", "b", &|_| true).unwrap());
+        let struck = map.strike("a", "b", &|_| true).unwrap();
+        holder.follow(&struck);
         assert_eq!(holder.until(), 0);
+        // What is promised to a process on another host is not meant for this one.
+        holder.registered(80 * MS);
+        holder.follow(&struck.set_own(&Node { host: "other".into(), ..struck.nodes()[0].clone() }).unwrap());
+        holder.promised("b", Promise { ms: 3000, term: struck.version() }, 90 * MS);
+        holder.renewed(90 * MS);
+        assert_eq!(holder.until(), 2080 * MS);
     }
 
     #[test]
@@ -451,7 +462,7 @@ mod tests {
     fn a_node_without_others_answers_once_it_has_had_its_lease() {
         let two = map().remove("c").unwrap();
         let one = two.remove("b").unwrap();
-        let mut holder = Holder::new("a");
+        let mut holder = Holder::new("a", "");
         holder.follow(&one);
         assert!(!holder.holds(0));
         holder.registered(10 * MS);

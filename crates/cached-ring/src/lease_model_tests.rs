@@ -4,7 +4,7 @@
 //! and the checker must notice it.
 //!
 //! Any event may come late, or never: so a node may be paused, or cut off from the registry or from
-//! another node, in either direction.
+//! another node, in either direction. In some models a second process of `a` starts on another host.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -13,9 +13,11 @@ use std::sync::{Arc, LazyLock, Mutex};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use crate::node::tests::node;
-use crate::{Holder, Map, Node, Promise, Slot, Strike, Warden};
+use crate::{Holder, Look, Map, Node, Predecessor, Promise, Slot, Strike, Warden};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
+/// The hosts of the processes.
+const HOSTS: [&str; 3] = ["first", "second", "third"];
 /// A tick of the true time is a millisecond.
 const NANOS_PER_TICK: u64 = 1_000_000;
 
@@ -23,6 +25,7 @@ const FRESH: &str = "no item is older than the last acknowledged change";
 const ONE_OWNER: &str = "one node executes";
 const ANSWERS: &str = "an answer is as new as the last change before its request";
 const STRUCK: &str = "another node answers for a node that has gone";
+const SUCCEEDED: &str = "a process answers for the slots of an earlier one on another host";
 const WITHOUT_REGISTRY: &str = "a node answers while the registry is away for longer than a lease";
 
 /// What is broken.
@@ -66,6 +69,16 @@ enum Rule {
     /// A process changes the map only while `alive/NODE` is its own: so nothing of an earlier process
     /// comes late, once the next one is registered.
     OwnAlive,
+    /// A process waits for an earlier one of the node on another host, although that one has no lease.
+    Elsewhere,
+    /// ... and, if the warden has none either, for the time of a lease from its claim on.
+    AfterClaim,
+    /// It claims the node only if the warden has no lease in that moment.
+    WardenAbsent,
+    /// It begins another term.
+    AnotherTerm,
+    /// No promise is meant for a process whose node is on another host.
+    OwnHost,
 }
 
 /// A map of the registry.
@@ -101,6 +114,13 @@ enum Change {
         by: usize,
         alive: [bool; 3],
     },
+    /// The second process of `a` claims it, or joins; without another term if that is broken.
+    Place {
+        claims: bool,
+        begins_term: bool,
+    },
+    /// The map is not changed: it only seems that this is the host of `a`.
+    Host(usize),
     /// The map is not changed: it only seems that all wardens have been the same from the first one.
     AsIfEver,
 }
@@ -131,6 +151,21 @@ impl Shared {
                     let is_alive =
                         |name: &str| NAMES.iter().zip(alive).any(|(of, alive)| *of == name && alive);
                     self.0.strike(NAMES[ward], NAMES[by], &is_alive)
+                }
+                Change::Place { claims, begins_term } => {
+                    let before = &self.0.nodes()[0];
+                    let host = if claims { format!("{} joins", HOSTS[2]) } else { HOSTS[2].into() };
+                    self.0.set_own(&Node { host, ..before.clone() }).and_then(|mut map| {
+                        if !begins_term {
+                            map.nodes[0].term = before.term;
+                        }
+                        map.checked()
+                    })
+                }
+                Change::Host(at) => {
+                    let mut map = Map::clone(&self.0);
+                    map.nodes[0].host = HOSTS[at].into();
+                    Ok(map)
                 }
                 Change::AsIfEver => {
                     let mut map = Map::clone(&self.0);
@@ -217,6 +252,11 @@ struct State {
     /// The process that has written `alive/NODE`.
     alive_of: [u8; 3],
     nodes: [Process; 3],
+    /// What the second process of `a` has seen of the first one.
+    predecessor: Predecessor,
+    /// Its change, on the way to the registry, the nodes that must hold no lease then, and whether it joins
+    /// by it.
+    place: Option<(Shared, [bool; 3], bool)>,
     /// The number of the last change, which was acknowledged.
     last: u8,
     request: Option<Request>,
@@ -261,6 +301,9 @@ enum Action {
     Answer,
     Stop(usize),
     Start(usize),
+    /// The second process of `a` reads the documents.
+    Look,
+    LandPlace,
 }
 
 #[derive(Clone)]
@@ -269,6 +312,10 @@ struct Ring {
     lease: u64,
     /// Two or three; a third one that takes no part is down for ever.
     nodes: usize,
+    /// Whether the third process is a second one of `a`, on another host. Then there are two nodes.
+    has_second: bool,
+    /// Whether the leases of the others have ended when it begins.
+    has_lapsed: bool,
     /// Nodes whose leases the registry always renews at once, so that they need no promises.
     steady: [bool; 3],
     /// How many ticks each node's clock shows in how many true ones.
@@ -282,6 +329,15 @@ struct Ring {
 impl Ring {
     fn keeps(&self, rule: Rule) -> bool {
         self.broken != Some(rule)
+    }
+
+    /// Returns the node of a process.
+    fn node(&self, at: usize) -> usize {
+        if self.has_second && at == 2 { 0 } else { at }
+    }
+
+    fn name(&self, at: usize) -> &'static str {
+        NAMES[self.node(at)]
     }
 
     /// Returns the time that a node's clock shows, in nanoseconds.
@@ -303,19 +359,22 @@ impl Ring {
     fn read(&self, state: &mut State, at: usize) {
         let (alive, now) = (Self::alive(state), self.clock(state, at));
         let (map, node) = (state.registry.clone(), &mut state.nodes[at]);
-        let follows = map.0.follows(&node.map.0, NAMES[at]);
+        let follows = map.0.follows(&node.map.0, self.name(at));
         node.word = match node.word {
-            _ if map.owner() != at => Word::Away,
+            _ if map.owner() != self.node(at) => Word::Away,
             Word::Own if follows => Word::Own,
             _ => Word::Purging,
         };
         node.map = map;
-        self.follow(node, alive, now);
+        self.follow(node, at, alive, now);
     }
 
-    fn follow(&self, node: &mut Process, alive: [bool; 3], now: u64) {
+    fn follow(&self, node: &mut Process, at: usize, alive: [bool; 3], now: u64) {
         let map = &node.map;
-        node.holder.follow(&map.0);
+        match self.has_second && !self.keeps(Rule::OwnHost) {
+            true => node.holder.follow(&map.after(Change::Host(at)).unwrap().0),
+            false => node.holder.follow(&map.0),
+        }
         node.change.take_if(|change| change.0.0.version() <= map.0.version());
         node.strike.take_if(|strike| strike.version < map.0.version());
         let is_alive = |name: &str| NAMES.iter().zip(alive).any(|(of, alive)| *of == name && alive);
@@ -331,7 +390,8 @@ impl Ring {
 
     fn start(&self, state: &mut State, at: usize) {
         let now = self.clock(state, at);
-        let (begun, is_own) = (if self.keeps(Rule::Begun) { now } else { 0 }, state.registry.owner() == at);
+        let begun = if self.keeps(Rule::Begun) { now } else { 0 };
+        let is_own = state.registry.owner() == self.node(at);
         let earlier = &state.nodes[at];
         let mut node = Process {
             is_up: true,
@@ -339,19 +399,21 @@ impl Ring {
             map: state.registry.clone(),
             word: if is_own { Word::Own } else { Word::Away },
             item: 0,
-            holder: Holder::new(NAMES[at]),
+            holder: Holder::new(self.name(at), HOSTS[at]),
             is_registered: false,
-            warden: Warden::new(NAMES[at], begun),
+            warden: Warden::new(self.name(at), begun),
             asks: None,
             ping: None,
             // These may still be under way.
             change: earlier.change.clone(),
             strike: earlier.strike.clone(),
         };
-        self.follow(&mut node, Self::alive(state), begun);
+        self.follow(&mut node, at, Self::alive(state), begun);
         state.nodes[at] = node;
         if self.steady[at] {
-            (state.alive_until[at], state.alive_of[at]) = (state.now + self.lease, state.nodes[at].number);
+            let alive = self.node(at);
+            (state.alive_until[alive], state.alive_of[alive]) =
+                (state.now + self.lease, state.nodes[at].number);
             state.nodes[at].is_registered = true;
             state.nodes[at].holder.registered(now);
         }
@@ -366,7 +428,7 @@ impl Ring {
                 state.now += 1;
                 for at in 0..3 {
                     if self.steady[at] && state.nodes[at].is_up {
-                        state.alive_until[at] = state.now + self.lease;
+                        state.alive_until[self.node(at)] = state.now + self.lease;
                         let now = self.clock(state, at);
                         state.nodes[at].holder.renewed(now);
                     }
@@ -378,12 +440,15 @@ impl Ring {
             }
             Action::Grant(at) => {
                 let Some(Asks::Sent(sent)) = state.nodes[at].asks else { return None };
-                let has_ended = state.now >= state.alive_until[at];
-                state.nodes[at].asks = match state.nodes[at].is_registered && has_ended {
+                let (alive, node) = (self.node(at), &mut state.nodes[at]);
+                let has_ended = state.now >= state.alive_until[alive];
+                // A process that has just started replaces the lease of another one.
+                let is_anothers = self.has_second && at == 0 && state.alive_of[alive] != node.number;
+                node.asks = match node.is_registered && has_ended || is_anothers && !has_ended {
                     true => Some(Asks::Ended),
                     false => {
-                        state.alive_until[at] = state.now + self.lease;
-                        state.alive_of[at] = state.nodes[at].number;
+                        state.alive_until[alive] = state.now + self.lease;
+                        state.alive_of[alive] = node.number;
                         Some(Asks::Done(sent))
                     }
                 };
@@ -395,8 +460,9 @@ impl Ring {
                     if !state.nodes[at].is_registered && self.keeps(Rule::ReadAfterAlive) {
                         self.read(state, at);
                     }
-                    state.nodes[at].is_registered = true;
-                    state.nodes[at].holder.registered(sent);
+                    let node = &mut state.nodes[at];
+                    node.is_registered = true;
+                    node.holder.registered(sent);
                 }
                 Asks::Ended => {
                     state.nodes[at].is_registered = false;
@@ -422,8 +488,8 @@ impl Ring {
                     own.registered(now);
                 }
                 let promise = match self.keeps(Rule::PromiseOver) {
-                    true => warden.warden.promise(NAMES[at], &own, now),
-                    false => warden.warden.clone().promise(NAMES[at], &own, now),
+                    true => warden.warden.promise(self.name(at), &own, now),
+                    false => warden.warden.clone().promise(self.name(at), &own, now),
                 };
                 state.nodes[at].ping = (promise.ms > 0).then_some(Ping { promise: Some(promise), ..ping });
             }
@@ -462,7 +528,7 @@ impl Ring {
                     false => node.warden.clone().begin_strike(now)?,
                 };
                 let ward = NAMES.iter().position(|name| *name == ward)?;
-                let next = node.map.after(Change::Strike { ward, by: at, alive })?;
+                let next = node.map.after(Change::Strike { ward, by: self.node(at), alive })?;
                 let under_way = node.strike.as_ref().map_or(0, |strike| strike.under_way) + 1;
                 node.strike = Some(Striking { ward, version, next, under_way, by: node.number });
             }
@@ -470,7 +536,7 @@ impl Ring {
                 let strike = state.nodes[at].strike.as_mut()?;
                 strike.under_way = strike.under_way.checked_sub(1)?;
                 let Striking { ward, version, next, by, .. } = strike.clone();
-                is(state.alive_of[at] == by || !self.keeps(Rule::OwnAlive))?;
+                is(state.alive_of[self.node(at)] == by || !self.keeps(Rule::OwnAlive))?;
                 let is_gone = state.now >= state.alive_until[ward] || !self.keeps(Rule::AliveAbsent);
                 let is_latest = version == state.registry.0.version();
                 if is_gone && is_latest {
@@ -530,7 +596,7 @@ impl Ring {
                     is_up: false,
                     word: Word::Away,
                     item: 0,
-                    holder: Holder::new(NAMES[at]),
+                    holder: Holder::new(self.name(at), HOSTS[at]),
                     is_registered: false,
                     asks: None,
                     ping: None,
@@ -542,8 +608,50 @@ impl Ring {
                 is(!state.nodes[at].is_up)?;
                 self.start(state, at);
             }
+            Action::Look => {
+                if let Some((claims, absent)) = self.look(state) {
+                    let begins_term = self.keeps(Rule::AnotherTerm);
+                    let next = state.registry.after(Change::Place { claims, begins_term })?;
+                    state.place = Some((next, absent, !claims));
+                }
+            }
+            Action::LandPlace => {
+                let (next, absent, joins) = state.place.take()?;
+                let alive = Self::alive(state);
+                is(next.0.version() == state.registry.0.version() + 1)?;
+                is((0..3).all(|node| !(absent[node] && alive[node])))?;
+                state.registry = next;
+                if joins {
+                    self.start(state, 2);
+                }
+            }
         }
         Some(())
+    }
+}
+
+impl Ring {
+    /// Returns whether the second process of `a` claims it, or joins, if it may do either; and the nodes that
+    /// must hold no lease then.
+    fn look(&self, state: &mut State) -> Option<(bool, [bool; 3])> {
+        let (alive, now) = (Self::alive(state), self.clock(state, 2));
+        if !self.keeps(Rule::Elsewhere) {
+            return (!alive[0]).then_some((false, [true, false, false]));
+        }
+        let map = &state.registry.0;
+        let own = Node { host: HOSTS[2].into(), ..map.nodes()[0].clone() };
+        let is_alive = |name: &str| NAMES.iter().zip(alive).any(|(of, alive)| *of == name && alive);
+        if !self.keeps(Rule::AfterClaim) {
+            let earlier = now.saturating_sub(self.lease * NANOS_PER_TICK);
+            _ = state.predecessor.look(map, &own, &is_alive, earlier);
+        }
+        let (claims, absent) = match state.predecessor.look(map, &own, &is_alive, now) {
+            Look::Waits => return None,
+            Look::Claims { absent, .. } => (true, absent),
+            Look::Joins { absent } => (false, absent),
+        };
+        let is_guarded = |name| absent.contains(name) && (*name != "b" || self.keeps(Rule::WardenAbsent));
+        Some((claims, NAMES.each_ref().map(is_guarded)))
     }
 }
 
@@ -553,7 +661,10 @@ impl Model for Ring {
 
     fn init_states(&self) -> Vec<State> {
         // With these weights, `b` is given the slots of `a`.
-        let node = |at: usize| Node { lease_ms: self.lease as u32, ..node(NAMES[at], u32::from(at < 2)) };
+        let node = |at: usize| {
+            let host = HOSTS[at].into();
+            Node { lease_ms: self.lease as u32, host, ..node(NAMES[at], u32::from(at < 2)) }
+        };
         let first = Map::first("main", node(0)).unwrap();
         let map = (1..3).fold(first, |map, at| map.join(node(at)).unwrap());
         let set = |map: Map, at: usize| map.set_warden(NAMES[at], Some(NAMES[(at + 1) % 3])).unwrap();
@@ -564,7 +675,7 @@ impl Model for Ring {
             map: registry.clone(),
             word: Word::Away,
             item: 0,
-            holder: Holder::new(""),
+            holder: Holder::new("", ""),
             is_registered: false,
             warden: Warden::new("", 0),
             asks: None,
@@ -575,9 +686,14 @@ impl Model for Ring {
         let mut state = State {
             now: 0,
             registry,
-            alive_until: [0, 1, 2].map(|at| if at < self.nodes { self.lease } else { 0 }),
+            alive_until: [0, 1, 2].map(|at| {
+                if at < self.nodes && (self.steady[at] || !self.has_lapsed) { self.lease } else { 0 }
+            }),
             alive_of: [1; 3],
-            nodes: [placeholder.clone(), placeholder.clone(), placeholder],
+            nodes: [0, 0, if self.has_second { 100 } else { 0 }]
+                .map(|number| Process { number, ..placeholder.clone() }),
+            predecessor: Predecessor::default(),
+            place: None,
             last: 2,
             request: None,
             is_stale: false,
@@ -589,6 +705,10 @@ impl Model for Ring {
             // The others have been owners before.
             (node.item, node.is_registered) = (if at == 0 { 2 } else { 1 }, true);
             node.holder.registered(0);
+            if self.has_lapsed && !self.steady[at] {
+                node.is_registered = false;
+                node.holder.lost();
+            }
         }
         vec![state]
     }
@@ -603,7 +723,9 @@ impl Model for Ring {
         };
         add(left.ticks > 0, &[A::Tick]);
         add(state.request.is_some(), &[A::Answer]);
-        for (at, node) in state.nodes[..self.nodes].iter().enumerate() {
+        add(self.has_second && !state.nodes[2].is_up, &[A::Look, A::LandPlace]);
+        let is_part = |at: usize| at < self.nodes || self.has_second && state.nodes[2].is_up;
+        for (at, node) in state.nodes.iter().enumerate().filter(|(at, _)| is_part(*at)) {
             let others = [(at + 1) % 3, (at + 2) % 3];
             add(!node.is_up, &[A::Start(at)]);
             add(node.is_up && left.stops > 0, &[A::Stop(at)]);
@@ -644,6 +766,7 @@ impl Model for Ring {
             Property::always(ANSWERS, |_, state: &State| !state.is_stale),
         ];
         let reaches = [
+            Property::sometimes(SUCCEEDED, |model: &Self, state: &State| model.executes(state, 2)),
             Property::sometimes(STRUCK, |model: &Self, state: &State| model.executes(state, 1)),
             Property::sometimes(WITHOUT_REGISTRY, |model: &Self, state: &State| {
                 Self::alive(state) == [false; 3] && model.executes(state, 0)
@@ -658,6 +781,8 @@ impl Model for Ring {
 const A_ALONE: Ring = Ring {
     lease: 3,
     nodes: 2,
+    has_second: false,
+    has_lapsed: false,
     steady: [false, true, true],
     speeds: [(1, 1); 3],
     limits: Limits { ticks: 5, asks: 0, pings: 0, changes: 0, strikes: 1, stops: 0, writes: 0, requests: 0 },
@@ -669,6 +794,13 @@ fn model(nodes: usize, limits: impl Fn(&mut Limits)) -> Ring {
     let mut model = Ring { nodes, ..A_ALONE };
     limits(&mut model.limits);
     model
+}
+
+/// Returns a model in which a second process of `a`, on another host, has its lease at once when it joins,
+/// and its warden is steady or has lapsed.
+fn second(is_steady: bool, limits: impl Fn(&mut Limits)) -> Ring {
+    let lapsed = Ring { lease: 2, has_second: true, steady: [false, is_steady, true], ..model(2, limits) };
+    Ring { has_lapsed: !is_steady, ..lapsed }
 }
 
 fn holds(name: &str, model: Ring) {
@@ -713,6 +845,24 @@ fn one_node_answers_among_more_faults() {
 }
 
 #[test]
+fn one_node_answers_although_a_process_of_it_starts_on_another_host() {
+    holds("a warden", second(true, |left| (left.ticks, left.pings) = (4, 1)));
+    let silent = second(false, |left| (left.ticks, left.asks, left.pings, left.strikes) = (2, 1, 1, 0));
+    holds("no warden", Ring { reaches: Some(SUCCEEDED), ..silent });
+}
+
+#[test]
+#[ignore = "long: models, because millions of states take minutes"]
+fn one_node_answers_although_a_process_of_it_starts_among_more_faults() {
+    holds("a warden", second(true, |left| (left.ticks, left.pings) = (5, 2)));
+    let silent = second(false, |left| (left.ticks, left.asks, left.pings) = (3, 1, 1));
+    holds("no warden", silent.clone());
+    holds("no leases", Ring { steady: [false; 3], ..silent });
+    let ends = second(false, |left| (left.ticks, left.pings) = (7, 1));
+    holds("a warden that ends", Ring { lease: 3, has_lapsed: false, ..ends });
+}
+
+#[test]
 fn each_broken_rule_of_a_lease_is_caught() {
     let caught = |rule: Rule, property, nodes: usize, limits: &dyn Fn(&mut Limits)| {
         is_caught(&format!("{rule:?}"), property, Ring { broken: Some(rule), ..model(nodes, limits) });
@@ -745,6 +895,18 @@ fn each_broken_rule_of_a_lease_is_caught() {
         let heir = Ring { lease, steady: [false, false, true], broken: Some(rule), ..heir };
         is_caught(&format!("{rule:?}"), ONE_OWNER, heir);
     }
+    let elsewhere = |rule: Rule, ring: Ring| {
+        is_caught(&format!("{rule:?}"), ONE_OWNER, Ring { broken: Some(rule), ..ring });
+    };
+    elsewhere(Rule::Elsewhere, second(true, |left| (left.ticks, left.pings) = (3, 1)));
+    let ends = second(false, |left| (left.ticks, left.pings) = (6, 1));
+    elsewhere(Rule::AfterClaim, Ring { lease: 6, has_lapsed: false, ..ends });
+    for rule in [Rule::WardenAbsent, Rule::AnotherTerm] {
+        let returns = |left: &mut Limits| (left.ticks, left.asks, left.pings, left.strikes) = (2, 1, 1, 0);
+        elsewhere(rule, second(false, returns));
+    }
+    let all_ask = second(false, |left| (left.ticks, left.asks, left.strikes) = (2, 2, 0));
+    elsewhere(Rule::OwnHost, Ring { steady: [false; 3], ..all_ask });
     // The margin is two thirds.
     let mut slow = model(2, ping);
     slow.speeds[0] = (1, 2);

@@ -14,6 +14,7 @@
 //! | `moves` | [`Move`]: slots on their way to another node, and which ones move next |
 //! | `wishes` | [`Wish`]: slots that an operator gives to a node |
 //! | `lease` | [`Holder`], [`Warden`]: until when a node answers, and when another one may strike it off |
+//! | `predecessor` | [`Predecessor`]: when a process joins whose earlier one may run on another host |
 //! | `plan` | which slots a changed set of nodes should own |
 //! | `numbered` | the table of an enum's numbers on the wire |
 //! | `hello` | the frames by which two nodes accept each other |
@@ -38,6 +39,7 @@ mod moves;
 mod node;
 mod numbered;
 mod plan;
+mod predecessor;
 mod slots;
 pub mod wire;
 mod wishes;
@@ -49,6 +51,7 @@ pub use map::*;
 pub use moves::{Move, SOURCE_MOVES_MAX};
 pub use node::*;
 pub use plan::planned;
+pub use predecessor::{Look, Predecessor};
 pub use slots::*;
 pub use wire::{Flags, Hostile, Report};
 pub use wishes::{WISHES_MAX, Wish};

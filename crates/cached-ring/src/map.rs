@@ -171,10 +171,11 @@ impl Map {
         self.owners.contains(&node) || self.moves.iter().any(|one| one.from == node || one.to == node)
     }
 
-    /// Returns whether the node is the warden of another one.
-    pub(crate) fn has_wards(&self, node: NodeIndex) -> bool {
+    /// Returns whether anything waits for the node while it is away: slots, or nodes whose warden it is.
+    pub(crate) fn is_missed(&self, node: NodeIndex) -> bool {
         let name = &self.node(node).name;
-        self.nodes.iter().any(|other| other.warden.as_ref().is_some_and(|of| of.warden == *name))
+        let is_ward = |other: &Node| other.warden.as_ref().is_some_and(|of| of.warden == *name);
+        self.has_slots(node) || self.nodes.iter().any(is_ward)
     }
 
     /// Returns the number of slots that each node owns, by its index.

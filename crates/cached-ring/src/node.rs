@@ -13,6 +13,8 @@ pub const NAME_BYTES_MAX: usize = 64;
 pub const WEIGHT_MAX: u32 = 10_000;
 /// The longest lease of a node, in milliseconds.
 pub const LEASE_MS_MAX: u32 = 120_000;
+/// The end of the host's name if the process there has ended in order.
+const ENDED: &str = " ended";
 /// The longest host name, which is that of DNS names, in bytes.
 const HOST_BYTES_MAX: usize = 253;
 
@@ -79,6 +81,9 @@ pub struct Node {
     pub lease_ms: u32,
     /// The node that may strike this one off; `None` if none may.
     pub warden: Option<Wardship>,
+    /// A text that names the host of the process that has joined last, and no other one; it also says if
+    /// that process has ended in order. Empty if the host is not known, and in a map file.
+    pub host: String,
 }
 
 /// The right of a warden to strike a node off when the lease of that node is over.
@@ -91,6 +96,25 @@ pub struct Wardship {
 }
 
 impl Node {
+    /// Returns whether the process that has joined last is on another host than `host`, or was, as far as
+    /// is known.
+    #[must_use]
+    pub fn is_elsewhere(&self, host: &str) -> bool {
+        !self.host.is_empty() && self.host.strip_suffix(ENDED).unwrap_or(&self.host) != host
+    }
+
+    /// Returns whether the process that has joined last has ended in order.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.host.ends_with(ENDED)
+    }
+
+    /// Notes that the process that has joined last has ended in order.
+    pub(crate) fn set_ended(&mut self) {
+        if !self.host.is_empty() && !self.has_ended() {
+            self.host.push_str(ENDED);
+        }
+    }
+
     /// Checks the addresses.
     pub(crate) fn check_addresses(&self) -> Result<(), MapError> {
         for (key, text) in [("ring", &self.ring), ("address", &self.address)] {
@@ -157,6 +181,7 @@ pub(crate) mod tests {
             term: 0,
             lease_ms: 0,
             warden: None,
+            host: String::new(),
         }
     }
 

@@ -310,6 +310,7 @@ fn added(text: &str) -> Result<Node, String> {
         term: 0,
         lease_ms: 0,
         warden: None,
+        host: String::new(),
     })
 }
 

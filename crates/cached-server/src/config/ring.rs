@@ -213,6 +213,7 @@ impl RingTable {
             term: 0,
             lease_ms: self.lease_secs * 1000,
             warden: None,
+            host: String::new(),
         };
         planned(&self.name, 1, vec![node], None).map_err(|error| ConfigError::new("ring", error))
     }

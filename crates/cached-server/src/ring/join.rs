@@ -299,7 +299,8 @@ mod tests {
 
     fn node(name: &str, port: u16) -> Node {
         let (ring, address) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
-        Node { name: name.into(), ring, address, weight: 1, term: 0, lease_ms: 60_000, warden: None }
+        let host = String::new();
+        Node { name: name.into(), ring, address, weight: 1, term: 0, lease_ms: 60_000, warden: None, host }
     }
 
     fn settings(own: &Node) -> RingSettings {

@@ -36,6 +36,7 @@ fn node_with(memory_bytes: usize) -> Arc<Shared> {
         term: 0,
         lease_ms: 0,
         warden: None,
+        host: String::new(),
     };
     let owners = Box::new([NodeIndex(0); SLOTS]);
     let map = Map::new("main", 1, vec![node("a", 1), node("b", 3)], owners).expect("a map");

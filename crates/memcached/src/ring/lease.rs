@@ -52,10 +52,13 @@ pub(crate) struct LeaseReport {
 }
 
 impl RingLease {
-    /// Returns the lease of the node `own`, which has lapsed until it is
+    /// Returns the lease of the node `own` of the map in which it has joined. It has lapsed until it is
     /// [registered](Self::registered).
-    pub(super) fn new(own: &str, has_leases: bool) -> RingLease {
-        let parts = || Parts { holder: Holder::new(own), warden: Warden::new(own, boot_time()) };
+    pub(super) fn new(own: &str, map: &Map, has_leases: bool) -> RingLease {
+        let host = map.find(own).map_or("", |index| &map.node(index).host);
+        let mut holder = Holder::new(own, host);
+        holder.follow(map);
+        let parts = || Parts { holder, warden: Warden::new(own, boot_time()) };
         RingLease {
             until: AtomicU64::new(if has_leases { 0 } else { FOREVER }),
             parts: has_leases.then(|| Lock::ranked(parts(), &LEASE)),

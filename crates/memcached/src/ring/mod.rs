@@ -146,8 +146,7 @@ impl Ring {
         let names = map.nodes().iter().map(|node| node.name.as_str()).filter(|name| *name != own);
         let peers: BTreeMap<String, Arc<Peer>> =
             names.map(|name| (name.to_owned(), Arc::new(Peer::new(name, workers, events.clone())))).collect();
-        let lease = Arc::new(RingLease::new(&own, settings.has_leases));
-        lease.follow(&map);
+        let lease = Arc::new(RingLease::new(&own, &map, settings.has_leases));
         let limits = LaneLimits::new(settings.peer_timeout, resume_within);
         let lanes = (0..workers).map(|worker| {
             let mut lanes = Lanes::new(worker, (words.clone(), lease.clone()), map.clone(), limits);

@@ -20,6 +20,7 @@ fn map() -> Arc<Map> {
         term: 0,
         lease_ms: 60_000,
         warden: None,
+        host: String::new(),
     };
     let map = Map::first("main", node("b", 3)).and_then(|map| map.join(node("a", 1)));
     Arc::new(map.and_then(|map| map.set_warden("a", Some("b"))).expect("a map"))

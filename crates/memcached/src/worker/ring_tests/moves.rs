@@ -73,6 +73,7 @@ impl Pair {
             term: 0,
             lease_ms: 0,
             warden: None,
+            host: String::new(),
         };
         let first = Map::first("main", node("a", listener.local_addr().unwrap().to_string())).unwrap();
         let map = first.join(node("b", "127.0.0.1:1".into())).unwrap();

@@ -31,6 +31,7 @@ pub(in crate::worker) fn map_of(version: u64, owner: impl Fn(u16) -> u16) -> Arc
         term: 0,
         lease_ms: 0,
         warden: None,
+        host: String::new(),
     };
     let owners: Vec<NodeIndex> = (0..SLOTS as u16).map(|slot| NodeIndex(owner(slot))).collect();
     let owners = owners.try_into().expect("an owner for each slot");

@@ -278,6 +278,7 @@ impl World {
             term: 0,
             lease_ms: 0,
             warden: None,
+            host: String::new(),
         };
         let nodes = vec![node("a", 1), node("b", 2), node("c", 3)];
         let mut owners = Box::new([NodeIndex(0); SLOTS]);
