@@ -7,8 +7,7 @@ use cached_process::Drain;
 use cached_registry::{
     Change, Document, Error, Expect, Key, Lease, LeaseId, Listing, Registry, Revision, Watch,
 };
-use cached_ring::{Map, MapError, from_documents};
-use serde::{Deserialize, Serialize};
+use cached_ring::{Map, MapError, Node, from_documents};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +20,22 @@ const CONFLICTS_MAX: u32 = 30;
 /// The part of the names of documents by which nodes are alive.
 const ALIVE: &str = "alive/";
 
-/// The file with the number of the host's boot, which containers of a host share.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// The files with a number of the host: that of its boot, and that of its system, because the service
+/// manager may hide the first.
+const HOST_IDS: [&str; 2] = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"];
+
+/// The link that names the network of this process: containers of a host may share its numbers, and have
+/// networks of their own.
+const NETWORK: &str = "/proc/self/ns/net";
+
+/// Returns a text that names the host of this process, and no other one that runs; empty if it is not known.
+/// Of two processes with the same text only one can listen at an address.
+pub(super) fn host() -> String {
+    let id = |file: &&str| std::fs::read_to_string(file).ok().filter(|id| !id.trim().is_empty());
+    let id = HOST_IDS.iter().find_map(id);
+    let network = std::fs::read_link(NETWORK).ok();
+    id.zip(network).map_or_else(String::new, |(id, network)| format!("{} {}", id.trim(), network.display()))
+}
 
 /// The reason why documents cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -38,8 +51,11 @@ pub(super) enum DocumentsError {
         "node {0} holds its lease, so it runs and answers: drain it, or stop it and wait until its lease has ended"
     )]
     Alive(String),
-    /// Another process holds the lease of this node.
-    #[error("a second process of this node's name holds its lease; stop it, or give this node another name")]
+    /// Another process is the node's.
+    #[error(
+        "a second process of this node's name holds its lease, or has taken its place; stop one of them, or give \
+         this node another name"
+    )]
     Twin,
     /// The ring has no documents.
     #[error("ring/{0}/meta: is missing; nothing is known of this ring")]
@@ -64,8 +80,8 @@ pub(super) struct Versioned {
 /// What a change of the map requires besides the documents that were read.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Guards<'a> {
-    /// This node does not hold its lease.
-    pub(super) lost: Option<&'a str>,
+    /// These nodes do not hold their leases.
+    pub(super) lost: &'a [&'a str],
     /// The document by which this node is alive has this revision, with which this process has written
     /// it: a change that an earlier process of the node has asked for is not made later.
     pub(super) own: Option<(&'a str, Revision)>,
@@ -74,25 +90,7 @@ pub(super) struct Guards<'a> {
 /// The nodes whose leases hold: those with a document `ring/NAME/alive/NODE`, which ends with the
 /// node's lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Alive(BTreeMap<String, Living>);
-
-/// A document by which a node is alive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Living {
-    written: Revision,
-    lease: Option<LeaseId>,
-    /// The boot of the host whose process has written it; empty if it is unknown.
-    boot: String,
-}
-
-/// The value of such a document.
-#[derive(Serialize, Deserialize)]
-struct LivingValue {
-    /// For people who look.
-    incarnation: String,
-    #[serde(default)]
-    boot: String,
-}
+pub(super) struct Alive(BTreeMap<String, (Revision, Option<LeaseId>)>);
 
 impl Alive {
     /// Returns whether the lease of a node holds.
@@ -102,14 +100,7 @@ impl Alive {
 
     /// Returns the revision of a node's document, and the lease to which it is bound.
     pub(super) fn get(&self, node: &str) -> Option<(Revision, Option<LeaseId>)> {
-        self.0.get(node).map(|living| (living.written, living.lease))
-    }
-
-    /// Returns whether the node's lease is held by a process on another host than that of this boot, or
-    /// perhaps so. Earlier versions do not name their boot.
-    pub(super) fn is_elsewhere(&self, node: &str, boot: &str) -> bool {
-        let other = |living: &Living| !living.boot.is_empty() && (boot.is_empty() || living.boot != boot);
-        self.0.get(node).is_some_and(other)
+        self.0.get(node).copied()
     }
 }
 
@@ -117,8 +108,6 @@ impl Alive {
 #[derive(Debug)]
 pub(super) struct Documents {
     ring: String,
-    /// The boot of this host; empty if it is unknown.
-    pub(super) boot: String,
     registry: RefCell<Registry>,
     /// The latest map that was read or written.
     latest: watch::Sender<Option<Arc<Map>>>,
@@ -126,8 +115,8 @@ pub(super) struct Documents {
     alive: watch::Sender<Alive>,
     /// The revision of the state in which they were.
     seen: Cell<Revision>,
-    /// The server that follows the maps, and the name of its node, once it runs.
-    live: OnceCell<(LiveServer, String, Drain)>,
+    /// The server that follows the maps, and its node, once it runs.
+    live: OnceCell<(LiveServer, Node, Drain)>,
     /// Whether maps are not passed to the server for now.
     is_held: Cell<bool>,
     is_away: Cell<bool>,
@@ -137,7 +126,6 @@ impl Documents {
     pub(super) fn new(ring: &str, registry: Registry) -> Documents {
         Documents {
             ring: ring.to_owned(),
-            boot: std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
             registry: RefCell::new(registry),
             latest: watch::Sender::default(),
             alive: watch::Sender::default(),
@@ -153,11 +141,11 @@ impl Documents {
         &self.ring
     }
 
-    /// Passes maps to the server of the node `node` from now on. It ends by `drain` when a map does
-    /// not have the node.
-    pub(super) fn follow(&self, live: LiveServer, node: &str, drain: Drain) {
+    /// Passes maps to the server of the node `own` from now on. It ends by `drain` when a map does not
+    /// have the node, or has it on another host.
+    pub(super) fn follow(&self, live: LiveServer, own: Node, drain: Drain) {
         // Called once.
-        let _ = self.live.set((live, node.to_owned(), drain));
+        let _ = self.live.set((live, own, drain));
         self.put_in_force();
     }
 
@@ -211,13 +199,8 @@ impl Documents {
         let prefix = format!("{}{ALIVE}", self.prefix());
         let (living, documents): (Vec<Document>, Vec<Document>) =
             documents.into_iter().partition(|one| one.key.as_str().starts_with(&prefix));
-        let living = living.into_iter().map(|one| {
-            let node = one.key.as_str()[prefix.len()..].to_owned();
-            let value = serde_json::from_slice::<LivingValue>(&one.value);
-            let boot = value.map(|value| value.boot).unwrap_or_default();
-            (node, Living { written: one.revision, lease: one.lease, boot })
-        });
-        let alive = Alive(living.collect());
+        let node = |one: &Document| one.key.as_str()[prefix.len()..].to_owned();
+        let alive = Alive(living.iter().map(|one| (node(one), (one.revision, one.lease))).collect());
         // Of several listings at the same time, an earlier state may be answered last.
         let is_stale = revision < self.seen.get();
         if !is_stale {
@@ -270,7 +253,7 @@ impl Documents {
         }
         let gone = before.iter().filter(|(key, _)| !wanted.contains_key(*key));
         changes.extend(gone.map(|(key, (revision, _))| Change::remove(key.clone(), *revision)));
-        if let Some(lost) = guards.lost {
+        for lost in guards.lost {
             changes.push(Change::guard(self.alive_key(lost)?, Expect::Absent));
         }
         if let Some((node, revision)) = guards.own {
@@ -312,7 +295,7 @@ impl Documents {
                 return Err(DocumentsError::Alive(lost.to_owned()));
             }
             let after = change(&before.map, &before.alive)?;
-            match self.write(Some(&before), &after, Guards { lost, own: None }).await {
+            match self.write(Some(&before), &after, Guards { lost: lost.as_slice(), own: None }).await {
                 Ok(()) => return Ok(after),
                 Err(DocumentsError::Registry(Error::Conflict { .. })) if conflicts < CONFLICTS_MAX => {
                     conflicts += 1;
@@ -338,12 +321,19 @@ impl Documents {
     }
 
     fn put_in_force(&self) {
-        let (Some((live, node, drain)), false) = (self.live.get(), self.is_held.get()) else { return };
+        let (Some((live, own, drain)), false) = (self.live.get(), self.is_held.get()) else { return };
         let Some(map) = self.latest.borrow().clone() else { return };
         let (version, outcome) = (map.version(), live.set_map(Map::clone(&map)));
-        if map.find(node).is_none() {
-            // Its former slots may be others' by now.
-            tracing::error!(node, version, "this node has been removed from the ring: the server ends");
+        // Its former slots may be others' by now.
+        let ends = match map.find(&own.name) {
+            None => Some("this node has been removed from the ring"),
+            Some(index) if map.node(index).host != own.host => {
+                Some("a process on another host has taken the place of this one")
+            }
+            Some(_) => None,
+        };
+        if let Some(why) = ends {
+            tracing::error!(node = own.name, version, "{why}: the server ends");
             drain.request();
         } else if let Err(cause) = outcome {
             tracing::warn!(version, cause, "the map in the registry cannot be used here");
@@ -394,8 +384,8 @@ impl Documents {
     pub(super) async fn bind(&self, node: &str, lease: &Lease) -> Result<Revision, Error> {
         let known = self.alive.borrow().get(node).map(|(written, _)| written);
         let expect = known.map_or(Expect::Absent, Expect::At);
-        let value = LivingValue { incarnation: lease.id.to_string(), boot: self.boot.clone() };
-        let value = serde_json::to_string(&value).expect("texts are valid JSON");
+        // For people who look.
+        let value = serde_json::json!({ "incarnation": lease.id.to_string() }).to_string();
         let change = Change::put(self.alive_key(node)?, expect, value).with_lease(lease.id);
         self.note(self.handle().change_if(&[change]).await)
     }

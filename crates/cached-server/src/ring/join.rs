@@ -1,7 +1,7 @@
 //! How a node becomes a part of the ring when its process starts: the first node makes the documents,
 //! and owns all slots; each further node adds its own document, and owns nothing yet.
 
-use super::documents::{Documents, DocumentsError, Guards};
+use super::documents::{Documents, DocumentsError, Guards, host};
 use super::lease::NodeLease;
 use crate::config::{Config, Secrets};
 use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
@@ -9,7 +9,7 @@ use cached_memcached::settings::RingSettings;
 use cached_memcached::{Twin, find_twin};
 use cached_process::{Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
-use cached_ring::{Map, Node};
+use cached_ring::{Look, Map, Node};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +54,8 @@ impl Joined {
         let trouble = |error| Failure::new(Exit::Trouble, error);
         let runtime = Builder::new_current_thread().enable_all().build().map_err(trouble)?;
         let mut waiting = Waiting::new(show);
-        let own = settings.map.nodes()[0].clone();
-        let mut lease = NodeLease::new(&own.name, Duration::from_millis(own.lease_ms.into()), is_fresh);
+        let own = Node { host: host(), ..settings.map.nodes()[0].clone() };
+        let mut lease = NodeLease::new(&own, is_fresh);
         let joined = runtime.block_on(async {
             let joined = async {
                 let (store, registry) = open(config, table, secrets, &mut waiting).await?;
@@ -231,11 +231,13 @@ async fn step(
         return Ok(Some(line));
     };
     let known = map.node(index);
-    let is_elsewhere = (&known.ring, &known.address) != (&own.ring, &own.address);
+    let has_moved = (&known.ring, &known.address) != (&own.ring, &own.address);
     let lease_ms = lease.duration_ms(known.lease_ms);
-    if is_fresh || is_elsewhere {
+    if is_fresh || has_moved {
         let (name, at) = (&own.name, &known.ring);
-        let may_answer = is_elsewhere
+        // On another host, that it is silent says nothing.
+        let may_answer = has_moved
+            && known.host == own.host
             && lease.is_first()
             && (before.alive.has(name) || known.warden.is_some() && map.slots_of(index).next().is_some());
         let found = match find_twin(settings, ring, name, at).await {
@@ -253,12 +255,29 @@ async fn step(
             return Err(JoinError::Twin(line));
         }
     }
-    if lease.may_be_elsewhere(documents, map, &before.alive) {
-        return Err(JoinError::MayAnswer("its lease is, or was, that of a process on another host".into()));
+    if known.is_elsewhere(&own.host) && !lease.is_first() {
+        return Err(DocumentsError::Twin.into());
     }
-    if is_elsewhere || known.lease_ms != lease_ms {
+    let absent = match lease.look(own, map, &before.alive) {
+        Look::Waits => {
+            let why = "a process of it on another host has not ended in order";
+            return Err(JoinError::MayAnswer(why.into()));
+        }
+        Look::Claims { host, absent } => {
+            let after = map.set_own(&Node { host, ..known.clone() })?;
+            documents.write(Some(&before), &after, Guards { lost: &absent, own: None }).await?;
+            let line =
+                "nobody holds a lease of an earlier process on another host, which has not ended in order";
+            return Ok(Some(format!("ring {ring}: {line}: this one joins after the time of a lease")));
+        }
+        Look::Joins { absent } => absent,
+    };
+    if has_moved || known.lease_ms != lease_ms || known.host != own.host {
         let after = map.set_own(&Node { lease_ms, ..own.clone() })?;
-        documents.write(Some(&before), &after, Guards::default()).await?;
+        documents.write(Some(&before), &after, Guards { lost: &absent, own: None }).await?;
+        if !has_moved && known.lease_ms == lease_ms {
+            return Ok(Some(format!("ring {ring}: this process is the node's")));
+        }
         let (at, before_at, before_ms) = (&own.ring, &known.ring, known.lease_ms);
         return Ok(Some(format!(
             "ring {ring}: this node is at {at} (before: {before_at}), with leases of {lease_ms} ms (before: \
@@ -299,7 +318,7 @@ mod tests {
 
     fn node(name: &str, port: u16) -> Node {
         let (ring, address) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
-        let host = String::new();
+        let host = "first".into();
         Node { name: name.into(), ring, address, weight: 1, term: 0, lease_ms: 60_000, warden: None, host }
     }
 
@@ -319,7 +338,7 @@ mod tests {
 
     /// Makes all changes of a start. Returns how many lines it has logged, or the mistake.
     async fn started(documents: &Documents, own: &Node) -> Result<usize, String> {
-        started_with(documents, own, &mut NodeLease::new(&own.name, MINUTE, true)).await
+        started_with(documents, own, &mut NodeLease::new(own, true)).await
     }
 
     async fn started_with(documents: &Documents, own: &Node, lease: &mut NodeLease) -> Result<usize, String> {
@@ -380,13 +399,13 @@ mod tests {
             let registry = registry();
             let [ours, theirs] = [0, 1].map(|_| Documents::new("main", registry.clone()));
             let own = node("a", 21);
-            let mut lease = NodeLease::new("a", MINUTE, true);
+            let mut lease = NodeLease::new(&own, true);
             assert_eq!(started_with(&ours, &own, &mut lease).await, Ok(2));
             lease.set_joined(None);
             let id = ours.alive().borrow().get("a").expect("alive").1;
             assert_eq!(lease.renew(&ours).await, Ok(Renewed::Own));
             // A process that takes over goes on with it, whatever its own configuration says.
-            let mut next = NodeLease::new("a", 2 * MINUTE, false);
+            let mut next = NodeLease::new(&Node { lease_ms: 120_000, ..own.clone() }, false);
             assert_eq!(started_with(&theirs, &own, &mut next).await, Ok(1));
             next.set_joined(None);
             let (written, same) = theirs.alive().borrow().get("a").expect("alive");
@@ -400,7 +419,7 @@ mod tests {
             let before = ours.read().await.expect("documents");
             let after = before.map.set_paused(true).expect("a map");
             for guards in
-                [Guards { own: Some(("a", written)), lost: None }, Guards { own: None, lost: Some("a") }]
+                [Guards { own: Some(("a", written)), lost: &[] }, Guards { own: None, lost: &["a"] }]
             {
                 let refused = ours.write(Some(&before), &after, guards).await.expect_err("a guard");
                 assert!(matches!(refused, DocumentsError::Registry(Error::Conflict { .. })), "{refused}");
@@ -465,44 +484,62 @@ mod tests {
     fn a_node_on_another_host_waits_for_the_end_of_its_earlier_process() {
         run(async {
             let registry = registry();
-            let at_boot = |boot: &str| {
-                let mut documents = Documents::new("main", registry.clone());
-                documents.boot = boot.into();
-                documents
-            };
-            let end = async |documents: &Documents, node: &str| {
+            let documents = Documents::new("main", registry.clone());
+            let on = |host: &str, name: &str, port| Node { host: host.into(), ..node(name, port) };
+            let end = async |node: &str| {
                 documents.read().await.expect("documents");
                 let id = documents.alive().borrow().get(node).and_then(|(_, lease)| lease).expect("a lease");
                 let lease = Lease { id, duration: MINUTE, until: Default::default() };
                 registry.revoke(&lease).await.expect("ended");
             };
-            let waits = Err("waits: its lease is, or was, that of a process on another host".to_owned());
-            let (a, b) = (node("a", 21), node("b", 23));
-            let [first, second, third] = ["1", "2", "3"].map(at_boot);
-            assert_eq!(started(&first, &a).await, Ok(2));
-            assert_eq!(started(&first, &b).await, Ok(2));
-            first.change(|map| map.set_warden("a", Some("b"))).await.expect("a warden");
-            assert_eq!(started(&first, &a).await, Ok(1), "its earlier process has ended with its address");
-            assert_eq!(started(&at_boot(""), &a).await, waits, "a host that cannot say which boot it is");
+            let waits = Err("waits: a process of it on another host has not ended in order".to_owned());
+            let (a, b) = (on("first", "a", 21), on("first", "b", 23));
+            assert_eq!(started(&documents, &a).await, Ok(2));
+            assert_eq!(started(&documents, &b).await, Ok(2));
+            documents.change(|map| map.set_warden("a", Some("b"))).await.expect("a warden");
+            assert_eq!(
+                started(&documents, &a).await,
+                Ok(1),
+                "its earlier process has ended with its address"
+            );
+            assert_eq!(started(&documents, &on("", "a", 21)).await, waits, "a host that is not known");
 
-            // Without the lease, the warden may still promise something, until it strikes the node off.
-            let mut lease = NodeLease::new("a", MINUTE, true);
-            assert_eq!(started_with(&second, &a, &mut lease).await, waits);
-            end(&first, "a").await;
-            assert_eq!(started_with(&second, &a, &mut lease).await, waits);
-            first.change(|map| map.strike("a", "b", &|node| node == "b")).await.expect("struck off");
-            assert_eq!(started_with(&second, &a, &mut lease).await, Ok(1));
+            // Without the lease, also if it was never seen, the warden may still promise something, until it
+            // strikes the node off.
+            let a = on("second", "a", 21);
+            assert_eq!(started(&documents, &a).await, waits);
+            end("a").await;
+            let mut lease = NodeLease::new(&a, true);
+            assert_eq!(started_with(&documents, &a, &mut lease).await, waits);
+            documents.change(|map| map.strike("a", "b", &|node| node == "b")).await.expect("struck off");
+            assert_eq!(started_with(&documents, &a, &mut lease).await, Ok(2));
 
-            // If the lease of the warden has ended as well, nobody is left to strike the node off.
-            first.change(|map| map.set_warden("b", Some("a"))).await.expect("a warden");
-            let mut lease = NodeLease::new("b", MINUTE, true);
-            assert_eq!(started_with(&third, &b, &mut lease).await, waits);
-            end(&first, "b").await;
-            assert_eq!(started_with(&third, &b, &mut lease).await, waits);
-            end(&first, "a").await;
-            assert_eq!(started_with(&third, &b, &mut lease).await, Ok(1));
-            end(&third, "b").await;
-            assert_eq!(started(&at_boot(""), &b).await, Ok(1));
+            // Without the lease of the warden nobody is left to strike the node off: it is claimed.
+            documents.change(|map| map.set_warden("b", Some("a"))).await.expect("a warden");
+            let elsewhere = on("second", "b", 23);
+            assert_eq!(started(&documents, &elsewhere).await, waits);
+            end("b").await;
+            assert_eq!(started(&documents, &elsewhere).await, waits);
+            end("a").await;
+            let mut claims = NodeLease::new(&elsewhere, true);
+            let first = step(&documents, &elsewhere, &mut claims, (&settings(&elsewhere), true)).await;
+            assert!(first.is_ok_and(|line| line.is_some_and(|line| line.contains("this one joins after"))));
+            assert_eq!(
+                started_with(&documents, &elsewhere, &mut claims).await,
+                waits,
+                "for the time of a lease"
+            );
+
+            // A process that has ended in order need not be waited for.
+            documents.change(|map| map.sign_off("b")).await.expect("signed off");
+            assert_eq!(started(&documents, &elsewhere).await, Ok(2));
+
+            // One that runs, and finds that another one has taken its place, does not take it back.
+            lease.set_joined(None);
+            documents.change(|map| map.sign_off("a")).await.expect("signed off");
+            assert_eq!(started(&documents, &on("third", "a", 21)).await, Ok(2));
+            let refused = started_with(&documents, &a, &mut lease).await;
+            assert!(refused.is_err_and(|line| line.contains("has taken its place")));
         });
     }
 

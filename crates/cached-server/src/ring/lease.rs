@@ -12,7 +12,7 @@ use super::documents::{Alive, BackOff, Documents, DocumentsError, Guards};
 use super::steward::Shared;
 use cached_memcached::RingLease;
 use cached_registry::{Error, Lease, Revision};
-use cached_ring::{Map, Strike};
+use cached_ring::{Look, Map, Node, Predecessor, Strike};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
@@ -27,6 +27,9 @@ const STOOD_STILL: &str = "this process stood still";
 
 /// The longest time between two looks at the other nodes' leases.
 const LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// The longest time for which the end of the process waits for the registry.
+const SIGN_OFF_MAX: Duration = Duration::from_secs(1);
 
 /// What is known of other processes of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +54,8 @@ pub(super) struct NodeLease {
     /// The time before the registry was asked to grant or renew it.
     sent: u64,
     others: Others,
-    /// Whether a process of the node that may still run, on another host, was seen to hold a lease.
-    is_elsewhere: bool,
+    /// What was seen of an earlier process on another host.
+    predecessor: Predecessor,
     /// The node's term in the map that was read last.
     term: u64,
 }
@@ -70,18 +73,18 @@ pub(super) enum Renewed {
 }
 
 impl NodeLease {
-    /// Returns the lease of the node `node`, which is not held yet, in a start that is not a take-over if
-    /// it `is_fresh`.
-    pub(super) fn new(node: &str, duration: Duration, is_fresh: bool) -> NodeLease {
+    /// Returns the lease of the node `own`, which is not held yet, in a start that is not a take-over if it
+    /// `is_fresh`.
+    pub(super) fn new(own: &Node, is_fresh: bool) -> NodeLease {
         let others = if is_fresh { Others::None } else { Others::Precedes };
         NodeLease {
-            node: node.to_owned(),
-            duration,
+            node: own.name.clone(),
+            duration: Duration::from_millis(own.lease_ms.into()),
             held: None,
             written: Revision::default(),
             sent: 0,
             others,
-            is_elsewhere: false,
+            predecessor: Predecessor::default(),
             term: 0,
         }
     }
@@ -143,20 +146,10 @@ impl NodeLease {
         self.others == Others::None
     }
 
-    /// Returns whether an earlier process of this node may still answer, on another host: it has been seen
-    /// to hold a lease, and holds it still, or a living warden that has not struck the node off may promise
-    /// it something. The documents have just been read.
-    pub(super) fn may_be_elsewhere(&mut self, documents: &Documents, map: &Map, alive: &Alive) -> bool {
-        if !self.is_first() || self.is_bound(alive) {
-            return false;
-        }
-        let is_held = alive.is_elsewhere(&self.node, &documents.boot);
-        self.is_elsewhere |= is_held;
-        let is_watched = |index| {
-            let warden = map.node(index).warden.as_ref();
-            map.slots_of(index).next().is_some() && warden.is_some_and(|of| alive.has(&of.warden))
-        };
-        self.is_elsewhere && (is_held || map.find(&self.node).is_some_and(is_watched))
+    /// Returns what this process, which is `own`, may do next, because an earlier one may run on another
+    /// host. The documents have just been read.
+    pub(super) fn look<'a>(&mut self, own: &Node, map: &'a Map, alive: &Alive) -> Look<'a> {
+        self.predecessor.look(map, own, &|node| alive.has(node), RingLease::now())
     }
 
     /// Says that this process has joined the ring, with this map.
@@ -271,7 +264,7 @@ impl Shared {
 
     /// Returns what a change as a warden, or of the own warden, requires: that no other process of this
     /// node has its lease.
-    fn guards<'a>(&'a self, lost: Option<&'a str>) -> Option<Guards<'a>> {
+    fn guards<'a>(&'a self, lost: &'a [&'a str]) -> Option<Guards<'a>> {
         Some(Guards { lost, own: Some((&self.node, self.written.get()?)) })
     }
 
@@ -355,7 +348,7 @@ impl Shared {
     /// Makes a change that only raises the version: after it, no earlier attempt can be made any more.
     async fn raise_version(&self) -> Result<(), DocumentsError> {
         let before = self.documents.read().await?;
-        let Some(guards) = self.guards(None) else { return Ok(()) };
+        let Some(guards) = self.guards(&[]) else { return Ok(()) };
         let after = before.map.set_paused(before.map.is_paused())?;
         self.documents.write(Some(&before), &after, guards).await
     }
@@ -364,7 +357,7 @@ impl Shared {
     async fn set_warden(&self, own: &RingLease) -> Result<(), DocumentsError> {
         let before = self.documents.read().await?;
         let Some(warden) = wanted_warden(&before.map, &before.alive, &self.node) else { return Ok(()) };
-        let Some(guards) = self.guards(None) else { return Ok(()) };
+        let Some(guards) = self.guards(&[]) else { return Ok(()) };
         let after = before.map.set_warden(&self.node, Some(warden))?;
         own.begin_change(before.map.version());
         let written = self.documents.write(Some(&before), &after, guards).await;
@@ -399,12 +392,48 @@ impl Shared {
     /// has its lease.
     async fn try_strike(&self, Strike { ward, version }: &Strike) -> Result<Option<Map>, DocumentsError> {
         let before = self.documents.read().await?;
+        let lost = [ward.as_str()];
         let guards =
-            self.guards(Some(ward)).filter(|_| before.map.version() == *version && !before.alive.has(ward));
+            self.guards(&lost).filter(|_| before.map.version() == *version && !before.alive.has(ward));
         let Some(guards) = guards else { return Ok(None) };
         let after = before.map.strike(ward, &self.node, &|node| before.alive.has(node))?;
         self.documents.write(Some(&before), &after, guards).await?;
         Ok(Some(after))
+    }
+
+    /// Notes in the registry that this process, whose server has ended, has ended in order, so that the next
+    /// one of this node need not wait, on whichever host it starts.
+    pub(super) async fn sign_off(&self) {
+        // The server needs no map any more.
+        self.documents.hold(true);
+        let mut back_off = BackOff::short();
+        let signed_off = timeout(SIGN_OFF_MAX, async {
+            loop {
+                match self.try_sign_off().await {
+                    // The map has changed in the meantime, or the lease has ended.
+                    Err(DocumentsError::Registry(Error::Conflict { .. })) => back_off.wait().await,
+                    other => return other,
+                }
+            }
+        });
+        let cause = match signed_off.await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the registry does not answer in time, or the lease has ended".to_owned(),
+        };
+        tracing::warn!(
+            cause,
+            "the registry does not know that this node has ended in order: on another host it starts once it is struck \
+             off"
+        );
+    }
+
+    async fn try_sign_off(&self) -> Result<(), DocumentsError> {
+        let before = self.documents.read().await?;
+        let is_own = |index| before.map.node(index).host == self.host;
+        let guards = self.guards(&[]).filter(|_| before.map.find(&self.node).is_some_and(is_own));
+        let Some(guards) = guards else { return Ok(()) };
+        self.documents.write(Some(&before), &before.map.sign_off(&self.node)?, guards).await
     }
 }
 

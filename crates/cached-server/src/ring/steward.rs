@@ -39,7 +39,12 @@ enum Phase {
     /// Another process may still use the registry as this node.
     Waiting,
     Running,
-    Ended,
+    /// The tasks have ended, and the server may still answer.
+    Ending,
+    /// The server has ended; if in order, and for no other process, the node signs off.
+    Ended {
+        signs_off: bool,
+    },
 }
 
 impl Steward {
@@ -73,9 +78,29 @@ impl Steward {
         self.phase.send_replace(Phase::Running);
     }
 
-    /// Lets the steward end soon, because the server ends.
+    /// Lets the steward's tasks end soon, because the server ends.
     pub fn request_end(&self) {
-        self.phase.send_replace(Phase::Ended);
+        self.phase.send_modify(|phase| match phase {
+            Phase::Waiting => *phase = Phase::Ended { signs_off: false },
+            Phase::Running => *phase = Phase::Ending,
+            Phase::Ending | Phase::Ended { .. } => {}
+        });
+    }
+
+    /// Ends the steward, whose server has ended, and waits for it. If the server has served, and ended
+    /// `in_order` without another process that takes over, the registry learns that nobody answers as
+    /// this node any more.
+    pub fn end(self, in_order: bool) {
+        self.finish(in_order);
+    }
+
+    fn finish(&self, signs_off: bool) {
+        self.request_end();
+        self.phase.send_modify(|phase| {
+            if *phase == Phase::Ending {
+                *phase = Phase::Ended { signs_off };
+            }
+        });
     }
 
     /// Returns the handle for the hand-over to another process.
@@ -86,7 +111,7 @@ impl Steward {
 
 impl Drop for Steward {
     fn drop(&mut self) {
-        self.request_end();
+        self.finish(false);
         if let Some(thread) = self.thread.take() {
             // The process knows of a panic.
             let _ = thread.join();
@@ -100,6 +125,8 @@ pub(super) struct Shared {
     pub(super) live: LiveServer,
     /// The name of this node.
     pub(super) node: String,
+    /// The host of this process.
+    pub(super) host: String,
     /// Whether no move may begin, because the node is handed over to another process.
     pub(super) is_held: watch::Sender<bool>,
     /// The number of changes of the documents that are under way, such as a move to this node.
@@ -122,7 +149,8 @@ fn run(
     let shared = Shared {
         documents,
         live,
-        node: own.name,
+        node: own.name.clone(),
+        host: own.host.clone(),
         is_held: watch::Sender::new(false),
         changes: watch::Sender::new(0),
         written: Cell::new(None),
@@ -135,7 +163,7 @@ fn run(
         if phase.wait_for(|phase| *phase != Phase::Waiting).await.is_err() {
             return;
         }
-        shared.documents.follow(shared.live.clone(), &shared.node, drain);
+        shared.documents.follow(shared.live.clone(), own, drain);
         shared.warn_of_no_weight();
         tokio::select! {
             () = shared.watch() => {}
@@ -144,7 +172,13 @@ fn run(
             () = shared.move_slots() => {}
             () = shared.abort_unfinished() => {}
             () = shared.serve(requests, &table, &reopen) => {}
-            _ = phase.wait_for(|phase| *phase == Phase::Ended) => {}
+            _ = phase.wait_for(|phase| *phase != Phase::Running) => {}
+        }
+        // Fails only if the steward is gone.
+        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended { .. })).await;
+        let signs_off = ended.is_ok_and(|phase| *phase == Phase::Ended { signs_off: true });
+        if signs_off {
+            shared.sign_off().await;
         }
     });
     drop(shared);
