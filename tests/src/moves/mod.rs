@@ -157,6 +157,16 @@ impl Cluster {
     /// # Panics
     /// Panics if the node does not start. The message contains its log.
     pub fn add(&mut self, name: &str, more: &str) {
+        let node = self.started(name, more);
+        self.nodes.push(node);
+    }
+
+    /// Starts a further node as [`add`](Self::add) does, and returns it, while others may use the cluster.
+    ///
+    /// # Panics
+    /// Panics if the node does not start. The message contains its log.
+    #[must_use]
+    pub fn started(&self, name: &str, more: &str) -> Node {
         let number = self.nodes.len();
         let free = |port| match &self.by {
             By::Network(_, network) => (network.address(By::host(number)), port).into(),
@@ -176,7 +186,7 @@ impl Cluster {
             By::Disk | By::Etcd(..) => Ipv4Addr::LOCALHOST.into(),
         };
         let process = self.by.at(number, || Upgradable::start_at(host, &args, &configuration));
-        self.nodes.push(Node { name: name.into(), process, relay, ring, admin, _memory: memory });
+        Node { name: name.into(), process, relay, ring, admin, _memory: memory }
     }
 
     /// Returns the file with the configuration of a node that another process starts, after all others.

@@ -8,14 +8,17 @@ use super::{failures, is_cached};
 use crate::failover::wait_until_replaced;
 use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
+use cached_tests::http;
 use cached_tests::moves::clients::{Load, read_all, store_all};
 use cached_tests::moves::registers::Registers;
 use cached_tests::moves::{By, Cluster, Options};
+use cached_tests::network::Network;
 use cached_tests::upgrade::UpgradeBegun;
 use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use std::collections::BTreeMap;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// The number of keys, and the size of the largest values in bytes: together half of a node's memory.
@@ -318,6 +321,70 @@ fn a_change_that_was_cut_off_is_not_executed_later() {
         entry.send(b"get k\r\n");
         (entry.read_line() != b"END").then(|| entry.expect(b"third\r\nEND\r\n", "the last value"))
     });
+    cluster.end();
+}
+
+/// A node that reaches its warden but not the registry goes on, although a process of its name starts on another
+/// host. That one waits until the first one reaches nobody, and is struck off; then only the new one answers.
+#[test]
+#[ignore = "long: cuts, because two leases end"]
+fn a_process_on_another_host_waits_for_the_end_of_the_earlier_one() {
+    let Some(by) = By::network("a_process_on_another_host_waits_for_the_end_of_the_earlier_one", 3) else {
+        return;
+    };
+    if !is_cached() {
+        return;
+    }
+    let (registry, second) = (0, By::host(2));
+    let ring = "peer_timeout_ms = 1000\nlease_secs = 6";
+    let mut cluster = Cluster::start(&["a", "b"], by, Options { ring, ..Options::default() });
+    cluster.wait_until_connected();
+    cluster.order(0, &["weight", "b", "0"]);
+    cluster.settle("the start");
+    let mut earlier = cluster.nodes[0].process.connect();
+    earlier.ask(b"set k 0 0 5\r\nfirst\r\n", b"STORED\r\n");
+    let network = |cluster: &Cluster, acts: fn(&Network, usize, usize), other: usize| {
+        let By::Network(_, network) = &cluster.by else { panic!("no network") };
+        acts(network, By::host(0), other);
+        acts(network, other, By::host(0));
+    };
+    network(&cluster, Network::cut, registry);
+    network(&cluster, Network::cut, second);
+    wait_for("promises alone", || {
+        cluster.nodes[0].process.log().contains("another node's promises hold it").then_some(())
+    });
+    let started = std::thread::scope(|scope| {
+        let starts = scope.spawn(|| cluster.started("a", ""));
+        let By::Network(_, of) = &cluster.by else { panic!("no network") };
+        let admin = format!("{}:9151", of.address(second));
+        wait_for("the second process to wait", || {
+            let line = "the end of an earlier process of this node";
+            // It may not listen yet.
+            TcpStream::connect(&admin).ok()?;
+            http::get(&admin, "/readyz").1.contains(line).then_some(())
+        });
+        earlier.ask(b"get k\r\n", b"VALUE k 0 5\r\nfirst\r\nEND\r\n");
+        assert!(!starts.is_finished());
+        network(&cluster, Network::cut, By::host(1));
+        starts.join().expect("the second process")
+    });
+    assert_eq!(cluster.report(0)["lease_left_ms"], 0, "{}", cluster.logs());
+    cluster.nodes.push(started);
+    let mut later = cluster.nodes[2].process.connect();
+    wait_for("a change at the second process", || {
+        later.send(b"set k 0 0 6\r\nsecond\r\n");
+        (later.read_line() == b"STORED").then_some(())
+    });
+    // The earlier process learns that the node is elsewhere.
+    for other in [registry, second, By::host(1)] {
+        network(&cluster, Network::mend, other);
+    }
+    let process = &mut cluster.nodes[0].process;
+    assert_eq!(process.wait_exit(), 0, "{}", process.log());
+    process.pid = 0;
+    assert!(process.log().contains("a process on another host has taken the place of this one"));
+    later.ask(b"get k\r\n", b"VALUE k 0 6\r\nsecond\r\nEND\r\n");
+    cluster.settle("the earlier process has ended");
     cluster.end();
 }
 
