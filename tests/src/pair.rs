@@ -5,7 +5,6 @@ use crate::daemon::{Daemon, Environment, wait_for};
 use crate::http;
 use crate::object_client;
 use crate::server::free_port;
-use crate::upgrade::memory_directory;
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Error, FlushRequest, ObjectId, ReadRequest, Scope, WriteRequest};
 use serde_json::Value;
@@ -13,6 +12,7 @@ use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use synapse::{Address, SynapseBlocker};
+use test_kit::memory_directory;
 
 /// The names of the hosts.
 pub const NODES: [&str; 2] = ["one", "two"];
