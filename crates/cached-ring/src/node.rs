@@ -144,8 +144,21 @@ pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Returns a node as a map file has it, with addresses of its own.
+    pub(crate) fn node(name: &str, weight: u32) -> Node {
+        Node {
+            name: name.into(),
+            ring: format!("{name}:1"),
+            address: format!("{name}:2"),
+            weight,
+            term: 0,
+            lease_ms: 0,
+            warden: None,
+        }
+    }
 
     #[test]
     fn names_and_addresses_are_checked() {
