@@ -215,19 +215,8 @@ impl Map {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::node::tests::node;
     use crate::slots::{Slot, SlotSet};
-
-    pub(crate) fn node(name: &str, weight: u32) -> Node {
-        Node {
-            name: name.into(),
-            ring: format!("{name}:1"),
-            address: format!("{name}:2"),
-            weight,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-        }
-    }
 
     pub(crate) fn slots(range: std::ops::Range<u16>) -> SlotSet {
         range.filter_map(Slot::new).collect()

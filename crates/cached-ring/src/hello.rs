@@ -52,7 +52,7 @@ const PROVE: u8 = 3;
 const PROVED: u8 = 4;
 const REFUSED: u8 = 9;
 
-/// What a node says of itself, in both directions.
+/// The description of a node, which both sides send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     /// The optional features of the protocol that the node has. A lane uses those of both.
@@ -82,7 +82,7 @@ pub struct Hello {
     pub worker: u16,
     /// The number of the dialler's workers.
     pub workers: u16,
-    /// What the dialler says of itself.
+    /// The description of the dialler.
     pub greeting: Greeting,
     /// The name of the node that the dialler wants to reach.
     pub wanted_node: String,
@@ -93,7 +93,7 @@ pub struct Hello {
 pub struct Welcome {
     /// The version of the protocol that the lane has.
     pub version: u16,
-    /// What the listener says of itself.
+    /// The description of the listener.
     pub greeting: Greeting,
     /// The largest item of the node, in bytes.
     pub item_bytes_max: u32,
@@ -107,7 +107,7 @@ pub struct Welcome {
     pub wants_proof: bool,
 }
 
-/// Why a node refuses a lane. The peer gets the code and the line.
+/// The reason why a node refuses a lane. The peer gets the code and the line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{text}")]
 pub struct Refused {

@@ -336,22 +336,15 @@ impl Warden {
 mod tests {
     use super::*;
     use crate::node::Node;
+    use crate::node::tests::node;
 
     const MS: u64 = NANOS_PER_MS;
 
     /// A ring of `a`, the owner of all slots, whose warden is `b`, and of `c`, whose warden is `a`.
     fn map() -> Map {
-        let node = |at: u16, name: &str| Node {
-            name: name.into(),
-            ring: format!("h:{at}"),
-            address: format!("h:{}", at + 1),
-            weight: u32::from(name != "c"),
-            term: 0,
-            lease_ms: 3000,
-            warden: None,
-        };
-        let map = Map::first("main", node(1, "a")).unwrap().join(node(3, "b")).unwrap();
-        let map = map.join(node(5, "c")).unwrap().set_warden("a", Some("b")).unwrap();
+        let leased = |name: &str, weight| Node { lease_ms: 3000, ..node(name, weight) };
+        let map = Map::first("main", leased("a", 1)).unwrap().join(leased("b", 1)).unwrap();
+        let map = map.join(leased("c", 0)).unwrap().set_warden("a", Some("b")).unwrap();
         map.set_warden("c", Some("a")).unwrap()
     }
 

@@ -12,6 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
+use crate::node::tests::node;
 use crate::{Holder, Map, Node, Promise, Slot, Strike, Warden};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -551,16 +552,8 @@ impl Model for Ring {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let node = |at: usize| Node {
-            name: NAMES[at].into(),
-            ring: format!("{at}:1"),
-            address: format!("{at}:2"),
-            // So that `b` is given the slots of `a`.
-            weight: u32::from(at < 2),
-            term: 0,
-            lease_ms: self.lease as u32,
-            warden: None,
-        };
+        // With these weights, `b` is given the slots of `a`.
+        let node = |at: usize| Node { lease_ms: self.lease as u32, ..node(NAMES[at], u32::from(at < 2)) };
         let first = Map::first("main", node(0)).unwrap();
         let map = (1..3).fold(first, |map, at| map.join(node(at)).unwrap());
         let set = |map: Map, at: usize| map.set_warden(NAMES[at], Some(NAMES[(at + 1) % 3])).unwrap();

@@ -280,15 +280,7 @@ pub(crate) mod tests {
 
     pub(crate) fn node(name: &str, port: u16) -> Node {
         let address = |port: u16| format!("10.0.0.1:{port}");
-        Node {
-            name: name.into(),
-            ring: address(port),
-            address: address(port + 1000),
-            weight: 1,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-        }
+        Node { ring: address(port), address: address(port + 1000), ..crate::node::tests::node(name, 1) }
     }
 
     pub(crate) fn map(version: u64, names: &[&str]) -> Map {

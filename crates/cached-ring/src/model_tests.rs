@@ -13,7 +13,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use crate::copy::*;
-use crate::{Map, Node, Slot, SlotSet};
+use crate::node::tests::node;
+use crate::{Map, Slot, SlotSet};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const FRESH: &str = "no item is older than the last acknowledged change";
@@ -733,16 +734,8 @@ impl Model for Ring {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let node = |at: usize| Node {
-            name: NAMES[at].into(),
-            ring: format!("{at}:1"),
-            address: format!("{at}:2"),
-            // So that the slots of each other node that is struck off are the first one's again.
-            weight: u32::from(at < 2),
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-        };
+        // With these weights, the slots of each other node that is struck off are the first one's again.
+        let node = |at: usize| node(NAMES[at], u32::from(at < 2));
         let first = Map::first("main", node(0)).unwrap();
         let map = (1..self.nodes).fold(first, |map, at| map.join(node(at)).unwrap());
         let registry = Shared::new(map);

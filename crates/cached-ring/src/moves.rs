@@ -194,7 +194,8 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::tests::{error, node, slots};
+    use crate::change::tests::{error, slots};
+    use crate::node::tests::node;
     use crate::slots::SLOTS;
     use proptest::prelude::*;
 

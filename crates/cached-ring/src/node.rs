@@ -71,8 +71,8 @@ pub struct Node {
     /// The node's share of the slots relative to other nodes', at most [`WEIGHT_MAX`]. A node with
     /// weight 0 owns nothing, and passes all requests on.
     pub weight: u32,
-    /// A number that rises when the node is struck off, and what it holds with it. It is 0 in a map
-    /// file, which cannot strike off a node.
+    /// The version of the map in which the node joined or was last struck off; what it held before is
+    /// void. It is 0 in a map file, which cannot strike off a node.
     pub term: u64,
     /// The length of the node's lease, in milliseconds, at most [`LEASE_MS_MAX`]; 0 if it needs none to
     /// answer, as in a map file.
@@ -81,7 +81,7 @@ pub struct Node {
     pub warden: Option<Wardship>,
 }
 
-/// By whom a node may be struck off when its lease is over.
+/// The right of a warden to strike a node off when the lease of that node is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wardship {
     /// The name of the warden, another node of the map.
@@ -144,8 +144,21 @@ pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Returns a node as a map file has it, with addresses of its own.
+    pub(crate) fn node(name: &str, weight: u32) -> Node {
+        Node {
+            name: name.into(),
+            ring: format!("{name}:1"),
+            address: format!("{name}:2"),
+            weight,
+            term: 0,
+            lease_ms: 0,
+            warden: None,
+        }
+    }
 
     #[test]
     fn names_and_addresses_are_checked() {

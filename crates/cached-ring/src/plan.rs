@@ -196,20 +196,12 @@ fn assign(owners: &mut [Option<usize>], mut missing: Vec<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::tests::node;
     use proptest::prelude::*;
 
     /// Returns the nodes with these numbers and weights, in the order of their names.
     fn nodes(weights: &[(usize, u32)]) -> Vec<Node> {
-        let node = |(number, weight): &(usize, u32)| Node {
-            name: format!("n{number:04}"),
-            ring: format!("h{number}:1"),
-            address: format!("h{number}:2"),
-            weight: *weight,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-        };
-        weights.iter().map(node).collect()
+        weights.iter().map(|(number, weight)| node(&format!("n{number:04}"), *weight)).collect()
     }
 
     fn map(nodes: &[Node], now: Option<&Map>) -> Map {

@@ -94,7 +94,7 @@ impl Kind {
     }
 }
 
-/// What is said about a request besides its bytes.
+/// The properties of a request that its bytes do not show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Flags(u8);
 
@@ -236,7 +236,7 @@ pub fn push_bye(out: &mut Vec<u8>, last: u32) {
     out.extend_from_slice(&Head::of_reply(Kind::RepliesEnd, last, 0).encode());
 }
 
-/// What an owner reports in a PONG.
+/// The report of an owner in a PONG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Report {
     /// The number of items.

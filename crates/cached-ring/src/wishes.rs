@@ -124,25 +124,13 @@ impl Map {
 mod tests {
     use super::*;
     use crate::form::{documents, from_documents, from_file};
-    use crate::node::Node;
+    use crate::node::tests::node;
     use crate::slots::{SLOTS, Slot};
-
-    fn node(name: &str) -> Node {
-        Node {
-            name: name.into(),
-            ring: format!("{name}:1"),
-            address: format!("{name}:2"),
-            weight: 1,
-            term: 1,
-            lease_ms: 0,
-            warden: None,
-        }
-    }
 
     /// Returns a map in which a has the slots up to 8191, and b the others.
     fn halves() -> Map {
         let owners: Vec<NodeIndex> = (0..SLOTS).map(|slot| NodeIndex(u16::from(slot >= SLOTS / 2))).collect();
-        Map::new("main", 1, vec![node("a"), node("b")], owners.try_into().unwrap()).unwrap()
+        Map::new("main", 1, vec![node("a", 1), node("b", 1)], owners.try_into().unwrap()).unwrap()
     }
 
     fn slots(text: &str) -> SlotSet {
@@ -200,7 +188,7 @@ mod tests {
             assert_eq!(shown(&without.unwrap()), [(1, "5".into())]);
         }
         // Nodes that come and go change the numbers of others.
-        let joined = part.join(node("0")).unwrap();
+        let joined = part.join(node("0", 1)).unwrap();
         assert_eq!(shown(&joined), [(1, "9005-9009".into()), (2, "5".into())]);
         assert_eq!(shown(&joined.remove("0").unwrap()), shown(&part));
     }
@@ -220,7 +208,7 @@ mod tests {
         assert!(error(map.wish("a", &SlotSet::new())).starts_with("wishes: a: is empty"));
         let mut many = map;
         for number in 0..=WISHES_MAX {
-            many = many.join(node(&format!("n{number}"))).unwrap();
+            many = many.join(node(&format!("n{number}"), 1)).unwrap();
         }
         let wish = |map: &Map, number: u16| {
             map.wish(&format!("n{number}"), &[Slot::new(number).unwrap()].into_iter().collect())

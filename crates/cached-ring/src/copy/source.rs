@@ -24,7 +24,7 @@ pub enum SourceState {
     MustAbort,
 }
 
-/// What happens to a source.
+/// An event at a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceEvent {
     /// The walk is over, and few changes wait.
@@ -43,7 +43,7 @@ pub enum SourceEvent {
     MoveGone,
 }
 
-/// What a source does.
+/// An action of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SourceAction {
     /// Send READY.

@@ -21,7 +21,7 @@ pub enum TargetState {
     Aborted,
 }
 
-/// What happens to a target.
+/// An event at a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetEvent {
     /// Earlier items of the slots are removed.
@@ -46,7 +46,7 @@ pub enum TargetEvent {
     Broken,
 }
 
-/// What a target does.
+/// An action of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TargetAction {
     /// Send COPY.

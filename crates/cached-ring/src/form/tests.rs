@@ -1,6 +1,7 @@
 //! Documents that become a map and are written again, and the line for each mistake in them.
 
 use super::*;
+use crate::node::tests::node;
 use crate::slots::Slot;
 
 const META: (&str, &str) = ("ring/main/meta", r#"{"format":1,"version":7}"#);
@@ -203,15 +204,7 @@ fn a_file_has_no_part_of_a_ring_in_a_registry() {
 
 #[test]
 fn a_map_with_more_runs_than_a_document_holds_is_not_written() {
-    let nodes = ["a", "b"].map(|name| Node {
-        name: name.into(),
-        ring: format!("{name}:1"),
-        address: format!("{name}:2"),
-        weight: 1,
-        term: 0,
-        lease_ms: 0,
-        warden: None,
-    });
+    let nodes = ["a", "b"].map(|name| node(name, 1));
     let mut owners: Owners = Box::new([NodeIndex(0); SLOTS]);
     owners.iter_mut().step_by(2).for_each(|owner| *owner = NodeIndex(1));
     let map = Map::new("main", 1, nodes.to_vec(), owners).unwrap();

@@ -3,7 +3,7 @@
 use crate::slots::{Slot, SlotSet};
 use crate::wire::{self, Flags, HEAD_BYTES, Hostile, Kind, OPEN_MAX};
 
-/// What an entry asks for.
+/// A message from an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked<'a> {
     /// A request, or its first part ([`Flags::PARTS`]).

@@ -1,4 +1,4 @@
-//! What becomes of the entry's requests: each gets its answers, in the order in which the owner must
+//! The outcomes of the entry's requests: each gets its answers, in the order in which the owner must
 //! give them, or fails when the lane is lost or ended. After an orderly end, the requests that the
 //! owner has not executed go on to the next lane.
 
@@ -48,7 +48,7 @@ pub enum Executed {
 /// A request that will not be answered.
 #[derive(Debug, Clone, Copy)]
 pub struct Failed<'a> {
-    /// Who waits.
+    /// The receiver that waits for the answer.
     pub to: Waiter,
     /// The request.
     pub id: RequestId,

@@ -20,7 +20,7 @@ const LOOK_TOLD: Duration = Duration::from_secs(10);
 /// meanwhile.
 const SMALL_MOVES: u32 = 16;
 
-/// What this node does next.
+/// The next task of this node.
 enum Next {
     /// Aborts a move to it whose outcome was unknown, or that the registry could not abort.
     Abort(u64),
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Decides what is next. The next move has few slots if it `is_small`, because an earlier one has failed.
+    /// Returns the next task. A move has few slots if it `is_small`, because an earlier one has failed.
     fn next(&self, map: &Map, is_small: bool) -> Next {
         if *self.is_held.borrow() {
             return Next::Look;

@@ -1,11 +1,11 @@
-//! What the ring tells the steward of its maps.
+//! The events that the ring reports to the steward of its maps.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Notify, watch};
 
-/// What happens at a node that its steward has to act on, the task that reads and writes the ring's
-/// documents.
+/// The events on which the steward of a node has to act. The steward is the task that reads and writes
+/// the ring's documents.
 #[derive(Debug, Default)]
 pub struct RingEvents {
     /// Notified when another node has a later map than this one.

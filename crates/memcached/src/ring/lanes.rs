@@ -51,7 +51,7 @@ pub(crate) enum Refused {
     Wait,
 }
 
-/// What a lane does.
+/// The state of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LaneState {
     /// The first connection is being opened, for which requests wait: a process that has just taken

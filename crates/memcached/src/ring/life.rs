@@ -33,7 +33,7 @@ pub(crate) enum Why {
     Unready,
 }
 
-/// What has become of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome<'a> {
     /// A reply, or a part of it: the next part comes after [`Lanes::more`].
@@ -50,7 +50,7 @@ pub(crate) enum Outcome<'a> {
     },
 }
 
-/// What [`Lanes::tick`] finds.
+/// The state of a lane, as [`Lanes::tick`] finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pulse {
     /// Nothing needs to be done.

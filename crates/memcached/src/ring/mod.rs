@@ -10,10 +10,10 @@
 //! | module | content |
 //! |---|---|
 //! | `words` | which slots are this node's own |
-//! | `events` | [`RingEvents`]: what the steward of the maps has to act on |
+//! | `events` | [`RingEvents`]: the events on which the steward of the maps has to act |
 //! | `lease` | [`RingLease`]: until when this node executes requests, and its promises to other nodes |
 //! | `lanes` | [`Lanes`]: requests to other nodes |
-//! | `life` | [`Outcome`]: the life of a lane, and what becomes of its requests |
+//! | `life` | [`Outcome`]: the life of a lane, and the outcomes of its requests |
 //! | `order` | the order of requests that were refused |
 //! | `peers` | [`Peer`]: what is known and counted of another node |
 //! | `moves` | [`MoveCounts`]: what is counted of moves of slots |
@@ -104,11 +104,11 @@ pub(crate) struct Ring {
     pub(crate) collected_bytes: Arc<AtomicUsize>,
     /// The bytes of values that stay pinned because other nodes have not asked for them yet.
     pub(crate) suspended_pins: Arc<AtomicUsize>,
-    /// What the steward of the maps has to act on.
+    /// The events on which the steward of the maps has to act.
     pub(crate) events: Arc<RingEvents>,
     /// Notified when another map is in force: lanes may have to be opened.
     pub(crate) changed: Notify,
-    /// What is counted of moves of slots to and from this node.
+    /// The counts of the moves to and from this node.
     pub(crate) moves: MoveCounts,
     /// The thread that puts maps in force.
     pub(crate) thread: OnceLock<Thread>,
@@ -121,7 +121,7 @@ struct Maps {
     /// The other nodes that are in a map, were in one, or have opened a lane to this node.
     peers: BTreeMap<String, Arc<Peer>>,
     transfers: Transfers,
-    /// Those who wait for a map of a version, or a later one.
+    /// The senders to callers that wait for a map of a version, or a later one.
     waiting: Vec<(u64, mpsc::Sender<()>)>,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What this node counts of moves.
+/// The counts of the moves to and from this node.
 #[derive(Debug, Default)]
 pub(crate) struct MoveCounts {
     begun: AtomicU64,

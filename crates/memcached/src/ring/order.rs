@@ -26,7 +26,7 @@ enum Pause {
     Tried,
 }
 
-/// Whether a request may be sent.
+/// The time at which a request may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Admission {
     Now,
@@ -94,7 +94,7 @@ impl Pauses {
     }
 }
 
-/// What connections wait for.
+/// The waits of connections.
 impl Lanes {
     /// Returns whether requests of the slot are unanswered at its previous owner.
     #[cold]

@@ -1,4 +1,4 @@
-//! What is known about each other node of the ring, and counted of it.
+//! The state of each other node of the ring, as this node knows it, and the counts of its requests.
 
 use super::events::RingEvents;
 use super::{LeaseReport, MoveReport};
@@ -22,7 +22,7 @@ pub(crate) struct Peer {
     told: Lock<Told>,
 }
 
-/// What one worker counts of a peer.
+/// The counts of one worker for a peer.
 #[repr(align(128))]
 #[derive(Default)]
 pub(crate) struct PeerCounts {
@@ -271,6 +271,6 @@ pub(crate) struct PeerReport {
     pub(crate) clock_ms: Option<i64>,
     /// The time of the last ping.
     pub(crate) round_trip: Option<Duration>,
-    /// What it has last reported about itself.
+    /// Its last report about itself.
     pub(crate) report: Option<Report>,
 }

@@ -17,7 +17,7 @@ pub(crate) const SERVED_MAX: usize = 2;
 /// The slots on their way.
 #[derive(Default)]
 pub(super) struct Transfers {
-    /// By the id of the move.
+    /// The sealed slots of each move, by its id.
     sealed: BTreeMap<u64, Sealed>,
     filling: Option<Arc<Filling>>,
     /// The number of nodes that copy from this one.
@@ -109,7 +109,7 @@ impl Transfers {
     }
 }
 
-/// Why a move cannot be copied to this node.
+/// The reason why a move cannot be copied to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoFilling {
     /// The map in force has no such move to this node.
@@ -120,7 +120,7 @@ pub(crate) enum NoFilling {
     Busy,
 }
 
-/// What a source does.
+/// The part of a source.
 impl Ring {
     /// Takes one of the places for nodes that copy from this one. Returns whether there was one.
     pub(crate) fn begin_serving(&self) -> bool {
@@ -211,7 +211,7 @@ impl Ring {
     }
 }
 
-/// What a target does.
+/// The part of a target.
 impl Ring {
     /// Begins to fill the slots of a move. Earlier items of the slots must be removed before
     /// [`fill`](Self::fill).

@@ -122,7 +122,7 @@ struct Purge {
     removed: u64,
 }
 
-/// What a step has done.
+/// The outcome of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Done,
