@@ -85,7 +85,10 @@ fn promtool_accepts_the_rules_and_their_tests() {
     for alert in rules("alert") {
         let cases: Vec<_> = tests.split(&format!("alertname: {alert}\n")).skip(1).collect();
         let silent = cases.iter().filter(|case| case.trim_start().starts_with("exp_alerts: []")).count();
-        assert!(0 < silent && silent < cases.len(), "{alert} fires in a case, and in another one it does not");
+        assert!(
+            0 < silent && silent < cases.len(),
+            "{alert} fires in a case, and in another one it does not"
+        );
     }
 }
 
