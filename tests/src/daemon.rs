@@ -16,6 +16,10 @@ pub const DEADLINE: Duration = Duration::from_secs(240);
 /// The token of the admin listener of every [`Daemon`].
 pub const TOKEN: &str = "0123456789abcdef0123";
 
+/// The beginning of a table `[synapse]`, with a time limit for handshakes that neither a program nor a client
+/// exceeds on a busy machine.
+pub const PATIENT_SYNAPSE: &str = "[synapse]\nhandshake_timeout_ms = 600000\n";
+
 /// Variables of a program's environment.
 pub type Environment = Vec<(&'static str, PathBuf)>;
 
@@ -164,9 +168,7 @@ impl Daemon {
         let place = dir.path().display().to_string();
         let token = dir.path().join("token");
         std::fs::write(&token, format!("{TOKEN}\n")).expect("a token");
-        // A program or a client that stands still for some seconds is not to be disconnected.
-        let patient = "[synapse]\nhandshake_timeout_ms = 600000\n";
-        let text = configuration(&place).replace("[synapse]\n", patient);
+        let text = configuration(&place).replace("[synapse]\n", PATIENT_SYNAPSE);
         // In the file, keys without a table come first.
         let admin = format!("[admin]\nlisten = [\"127.0.0.1:0\"]\ntoken_file = \"{}\"\n", token.display());
         let file = dir.path().join("config.toml");

@@ -13,6 +13,7 @@ use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
 use synapse::{Address, SynapseBlocker};
 
+use crate::daemon::PATIENT_SYNAPSE;
 use crate::outside::kill_with_thread;
 use crate::program::workspace_programs;
 use crate::{daemon, object_client};
@@ -97,10 +98,7 @@ impl Site {
             self.journal
         );
         let (store, socket) = (&self.store, self.path("socket"));
-        let socket = format!(
-            "[synapse]\nlisten = [\"unix:{}\"]\nthreads = 1\nhandshake_timeout_ms = 600000\n",
-            socket.display()
-        );
+        let socket = format!("{PATIENT_SYNAPSE}listen = [\"unix:{}\"]\nthreads = 1\n", socket.display());
         let text = match self.daemon {
             Daemon::Cached => format!(
                 "[memcached]\nthreads = 1\nlisten = []\nunix_path = {:?}\n{objects}\n\

@@ -55,7 +55,7 @@ use tokio::sync::oneshot;
 use volumes::{VolumeService, VolumesOpening};
 
 /// The maximum time for closing a store, and for each other step of an end that nothing else limits.
-const STEP_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits until work on other threads is done, for at most [`STEP_TIMEOUT`]. Returns whether it is.
 fn is_done_in_time(is_done: impl Fn() -> bool) -> bool {

@@ -16,7 +16,7 @@ use crate::queue::Queue;
 use crate::table::TracingTable;
 
 /// The time limit of a request to the collector.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause after the first failed request, and the maximum pause.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The maximum size of a response, in bytes.
@@ -72,7 +72,7 @@ impl Exporter {
     pub fn start(table: &TracingTable, origin: Origin) -> io::Result<Exporter> {
         let shared = Arc::new(Shared::default());
         let (sending, url) = (Arc::clone(&shared), table.url());
-        let client = client(&origin)?;
+        let client = client(&origin, REQUEST_TIMEOUT)?;
         let thread = thread::Builder::new().name("tracing".into());
         thread.spawn(move || {
             sending.send_all(&client, &url, &origin);
@@ -150,11 +150,11 @@ impl Shared {
     }
 }
 
-/// Returns an HTTP client for the collector. The collector is on this host or near it, so no proxy
-/// from the environment applies.
-fn client(origin: &Origin) -> io::Result<Blocking> {
-    let connector = Route::new(REQUEST_TIMEOUT).with_tls(cached_tls::client::no_authorities(), true);
-    Blocking::new(connector, &format!("{}/{}", origin.program, origin.version), Some(REQUEST_TIMEOUT))
+/// Returns an HTTP client for the collector, with this time limit for a connection and for a request. The
+/// collector is on this host or near it, so no proxy from the environment applies.
+fn client(origin: &Origin, timeout: Duration) -> io::Result<Blocking> {
+    let connector = Route::new(timeout).with_tls(cached_tls::client::no_authorities(), true);
+    Blocking::new(connector, &format!("{}/{}", origin.program, origin.version), Some(timeout))
 }
 
 fn post(client: &Blocking, url: &str, body: &Bytes) -> Answer {
@@ -206,7 +206,7 @@ mod tests {
             // The client stops reading its responses.
             let _ = stream.write_all(&[head.into_bytes(), vec![b' '; ANSWER_BYTES_MAX + 1]].concat());
         });
-        let client = client(&Origin { program: "test", version: "1" }).unwrap();
+        let client = client(&Origin { program: "test", version: "1" }, Duration::from_secs(60)).unwrap();
         let Answer::Refused(why) = post(&client, &url, &Bytes::from_static(b"{}")) else {
             panic!("the batch would be sent again")
         };

@@ -42,10 +42,6 @@ pub enum LogTarget {
 /// The maximum number of queued lines.
 const LINES_MAX: usize = 4096;
 
-/// The maximum time to wait at the end for queued lines to be written, in case their destination is
-/// stuck.
-const END_MAX: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
-
 /// A message to the thread.
 enum Message {
     Line(String),
@@ -69,6 +65,9 @@ pub(crate) struct AccessLog {
     wanted: Arc<Wanted>,
     /// Disconnected once the thread has ended.
     ended: Mutex<Receiver<()>>,
+    /// The maximum time to wait at the end for queued lines to be written, in case their destination is
+    /// stuck.
+    end_max: Duration,
     /// The number of dropped lines.
     pub(crate) dropped: Arc<Counter>,
 }
@@ -87,7 +86,13 @@ impl AccessLog {
         let (sender, lines) = sync_channel(LINES_MAX);
         let (end, ended) = sync_channel(0);
         let (dropped, wanted) = (Arc::new(Counter::default()), Arc::new(Wanted::default()));
-        let log = AccessLog { lines: sender, wanted: Arc::clone(&wanted), ended: Mutex::new(ended), dropped };
+        let log = AccessLog {
+            lines: sender,
+            wanted: Arc::clone(&wanted),
+            ended: Mutex::new(ended),
+            end_max: Duration::from_secs(5),
+            dropped,
+        };
         let failed = Arc::clone(&log.dropped);
         let body = move || {
             write(output, &lines, &wanted, &failed);
@@ -110,12 +115,12 @@ impl AccessLog {
         self.wake();
     }
 
-    /// Waits until all lines are written, but at most for [`END_MAX`]; later lines are not written.
+    /// Waits until all lines are written, but at most for `end_max`; later lines are not written.
     /// Returns whether all lines were written.
     pub(crate) fn finish(&self) -> bool {
         self.wanted.end.store(true, Ordering::Release);
         self.wake();
-        self.ended.lock().recv_timeout(END_MAX) == Err(RecvTimeoutError::Disconnected)
+        self.ended.lock().recv_timeout(self.end_max) == Err(RecvTimeoutError::Disconnected)
     }
 
     fn wake(&self) {
@@ -376,7 +381,7 @@ mod tests {
         fn log(&self) -> AccessLog {
             let writer: Box<dyn Write + Send> = Box::new(self.clone());
             let output = Output { writer: BufWriter::with_capacity(0, writer), path: None };
-            AccessLog::start_on(output).unwrap()
+            AccessLog { end_max: Duration::from_secs(60), ..AccessLog::start_on(output).unwrap() }
         }
     }
 

@@ -22,6 +22,7 @@ pub mod sim;
 pub mod steered;
 
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,6 +123,21 @@ pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     let end = (at + 16).min(found.len());
     let (found, wanted) = (&found[at..end], &wanted[at..end]);
     panic!("{what}: byte {at} (bucket {}): {found:02x?}, expected {wanted:02x?}", at as u64 / BUCKET);
+}
+
+/// Returns a temporary directory, on a tmpfs if there is one: for memory files, and for files whose syncs a
+/// slow disk could delay beyond a lease or the time limit of a shutdown.
+///
+/// If `TMPDIR` is on a tmpfs, the directory is there: `.ci/run` removes that one at its end, with whatever
+/// killed tests have left.
+///
+/// # Panics
+/// Panics if the directory cannot be created.
+pub fn memory_directory() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let is_there = std::env::temp_dir().starts_with(memory);
+    let fast = (!is_there).then(|| tempfile::tempdir_in(memory).ok()).flatten();
+    fast.unwrap_or_else(|| tempfile::tempdir().expect("a directory"))
 }
 
 /// Returns the factor for the numbers of seeds: `CACHED_TEST_TIMES`, or 1 without it. `.ci/long`

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::daemon::PATIENT_SYNAPSE;
 use crate::object_client;
 use crate::outside::kill_with_thread;
 use synapse::{Address, SynapseBlocker};
@@ -45,7 +46,7 @@ impl Place {
     pub fn configure(&self, objects: &str) {
         let text = format!(
             "[log]\nlevel = \"info\"\n[memcached]\nthreads = 1\nlisten = []\nunix_path = \"{}\"\n{objects}\n\
-             [synapse]\nlisten = [\"unix:{}\"]\nthreads = 2\nhandshake_timeout_ms = 600000\n",
+             {PATIENT_SYNAPSE}listen = [\"unix:{}\"]\nthreads = 2\n",
             self.path("memcached").display(),
             self.path("socket").display()
         );

@@ -16,7 +16,7 @@ use crate::program::workspace_programs;
 use crate::relay::Relay;
 use crate::ring::SLOTS;
 use crate::server::own_address;
-use crate::upgrade::{Upgradable, memory_directory};
+use crate::upgrade::Upgradable;
 use registers::Registers;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use test_kit::memory_directory;
 
 /// The maximum number of processes over one disk.
 const NODES_MAX: usize = 8;

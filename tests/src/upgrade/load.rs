@@ -1,7 +1,7 @@
 //! Upgrades under load: clients know the required state of each key, and no reply may be missing or
 //! wrong.
 
-use super::{Upgradable, memory_directory};
+use super::Upgradable;
 use crate::ending::SetOnDrop;
 use crate::warm::client::{Client, Common, Connection};
 use crate::warm::history::{Flush, Verdict, judge};
@@ -9,6 +9,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use test_kit::memory_directory;
 
 /// The results of a run.
 #[derive(Debug, Default)]

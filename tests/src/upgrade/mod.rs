@@ -17,7 +17,7 @@ use std::fs::OpenOptions;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -310,15 +310,4 @@ impl Drop for Upgradable {
             unsafe { libc::waitpid(self.pid, &raw mut status, 0) };
         }
     }
-}
-
-/// Returns a directory for a memory file, on a tmpfs if there is one.
-///
-/// # Panics
-/// Panics if the directory cannot be created.
-pub fn memory_directory() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    let is_there = std::env::temp_dir().starts_with(memory);
-    let fast = (!is_there).then(|| tempfile::tempdir_in(memory).ok()).flatten();
-    fast.unwrap_or_else(|| tempfile::tempdir().expect("a directory"))
 }

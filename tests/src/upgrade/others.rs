@@ -1,8 +1,8 @@
 //! Ordinary clients in other languages work during repeated upgrades: the programs in
 //! `tests/clients`, each with a server of its own, because they flush.
 
+use super::Upgradable;
 use super::load::{Report, observe};
-use super::{Upgradable, memory_directory};
 use crate::ending::SetOnDrop;
 use crate::outside;
 use crate::program::repository;
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use test_kit::memory_directory;
 
 /// The time limit for one run of a client on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(600);

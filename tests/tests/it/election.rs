@@ -10,10 +10,10 @@ use cached_tests::pair::{self, Client, Host, NODES, Pair, is_listening};
 use cached_tests::program::workspace_programs;
 use cached_tests::reference;
 use cached_tests::server::free_port;
-use cached_tests::upgrade::memory_directory;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use test_kit::memory_directory;
 
 /// The lease, in seconds, for tests in which it ends, or in which a host rests for its duration. On a
 /// busy machine it may end earlier, so these tests do nothing else with it.

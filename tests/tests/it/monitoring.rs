@@ -83,8 +83,12 @@ fn promtool_accepts_the_rules_and_their_tests() {
     }
     let tests = fs::read_to_string(monitoring().join("cached.rules.test.yml")).expect("the tests");
     for alert in rules("alert") {
-        let cases = tests.matches(&format!("alertname: {alert}\n")).count();
-        assert_eq!(cases, 2, "{alert} has a case in which it fires, and one in which it does not");
+        let cases: Vec<_> = tests.split(&format!("alertname: {alert}\n")).skip(1).collect();
+        let silent = cases.iter().filter(|case| case.trim_start().starts_with("exp_alerts: []")).count();
+        assert!(
+            0 < silent && silent < cases.len(),
+            "{alert} fires in a case, and in another one it does not"
+        );
     }
 }
 

@@ -7,8 +7,9 @@ use cached_tests::ending::SetOnDrop;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::ring::{Fleet, MapFile, PATIENT, keys_in};
 use cached_tests::server::own_address;
-use cached_tests::upgrade::{Upgradable, load, memory_directory};
+use cached_tests::upgrade::{Upgradable, load};
 use std::sync::atomic::{AtomicBool, Ordering};
+use test_kit::memory_directory;
 
 /// The map of two nodes that own a half each.
 const HALVES: [(&str, &str); 2] = [("0-8191", "a"), ("8192-16383", "b")];

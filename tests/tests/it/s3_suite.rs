@@ -211,11 +211,11 @@ fn report(title: &str, outcomes: &Outcomes) {
     let count = |wanted: &str| outcomes.values().filter(|each| each.outcome == wanted).count();
     let [passed, failed, error, skipped] = ["passed", "failed", "error", "skipped"].map(count);
     println!("{title}: {passed} passed, {failed} failed, {error} errors, {skipped} skipped");
-    let Some(dir) = std::env::var_os("CACHED_S3_TESTS_REPORT") else { return };
+    let Some(dir) = std::env::var_os("CACHED_S3_TESTS_REPORT").map(PathBuf::from) else { return };
     let mut text = String::new();
     for each in outcomes.values() {
         let _ = writeln!(text, "{}\t{}\t{}\t{:?}", each.test, each.outcome, each.seconds, each.why);
     }
-    std::fs::write(PathBuf::from(dir).join(format!("{}.tsv", title.replace(' ', "-"))), text)
-        .expect("a report");
+    std::fs::create_dir_all(&dir).expect("a directory for reports");
+    std::fs::write(dir.join(format!("{}.tsv", title.replace(' ', "-"))), text).expect("a report");
 }

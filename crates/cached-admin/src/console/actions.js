@@ -46,7 +46,8 @@ export function confirmation({ action, submit, cancel }) {
         : h("input", { ...attributes, type: "text", required: true, autocomplete: "off", spellcheck: "false" }),
     ];
   };
-  return h("form", { key: action.title, onsubmit: submit },
+  // Each dialog begins with empty fields, also if the close of the one before has not been reported yet.
+  return h("form", { key: action.id, onsubmit: submit },
     h("h2", { id: "dialog-title" }, action.title),
     h("p", {}, action.text),
     action.fields.map(input),

@@ -137,7 +137,8 @@ async function askForVolume() {
   draw();
 }
 
-const begin = (action) => change({ action: { ...action, state: "asked" }, done: null });
+let askedTimes = 0;
+const begin = (action) => change({ action: { ...action, state: "asked", id: ++askedTimes }, done: null });
 
 const cancel = () => change({ action: null });
 

@@ -34,6 +34,8 @@ const LOOK_DELAY: Duration = Duration::from_millis(1);
 pub(super) struct OwnJournal {
     /// The tables of a cache that is the writer itself.
     objects: ObjectsTable,
+    /// The maximum time until nothing uses the cache that has settled the journal.
+    close_timeout: Duration,
     is_usable: Arc<AtomicBool>,
     /// The attempt to settle the journal that is in progress, or whose outcome no caller has
     /// received.
@@ -58,7 +60,8 @@ impl OwnJournal {
         objects.journal.as_ref()?;
         let objects =
             ObjectsTable { writer: Writer::Cache, election: None, leadership: None, ..objects.clone() };
-        Some(OwnJournal { objects, is_usable: Arc::default(), attempt: Arc::default() })
+        let (is_usable, attempt) = (Arc::default(), Arc::default());
+        Some(OwnJournal { objects, close_timeout: STEP_TIMEOUT, is_usable, attempt })
     }
 
     /// Returns whether a leader can log its changes: the journal was empty after the last
@@ -159,7 +162,7 @@ impl OwnJournal {
         drop(cache);
         tasks.shutdown().await;
         // The leader's cache opens the journal again.
-        if tokio::time::timeout(STEP_TIMEOUT, until(|| left.is_gone())).await.is_err() {
+        if tokio::time::timeout(self.close_timeout, until(|| left.is_gone())).await.is_err() {
             return Err(Unsettled::ForNow("it is still in use".into()));
         }
         if stored == Ok(true) {
@@ -253,6 +256,12 @@ mod tests {
         }
     }
 
+    /// Returns the journal of a host whose disk may be slow.
+    fn own(tables: &ObjectsTable) -> OwnJournal {
+        let own = OwnJournal::of(tables).expect("a journal");
+        OwnJournal { close_timeout: Duration::from_secs(60), ..own }
+    }
+
     fn object() -> ObjectId {
         "ns/a".parse().expect("an object")
     }
@@ -299,7 +308,7 @@ mod tests {
         for epoch in [None, Some(5)] {
             let dir = tempfile::tempdir().expect("a directory");
             let (tables, store) = (tables(&dir.path().join("journal")), Arc::new(Memory::default()));
-            let journal = OwnJournal::of(&tables).expect("a journal");
+            let journal = own(&tables);
             assert_eq!(settle(&journal, &store), Ok(()), "a new one is empty");
             assert!(journal.is_usable());
 
@@ -327,7 +336,7 @@ mod tests {
     fn a_host_with_three_journals_set_aside_leads_without_one_and_keeps_the_fourth() {
         let dir = tempfile::tempdir().expect("a directory");
         let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
-        let journal = OwnJournal::of(&tables).expect("a journal");
+        let journal = own(&tables);
         for epoch in [10, 20, 30, 40] {
             written(&tables, &store, Some(epoch), b"cached");
             take_over(&store, epoch + 1);
@@ -347,7 +356,7 @@ mod tests {
     fn a_journal_that_is_still_open_is_settled_a_little_later() {
         let dir = tempfile::tempdir().expect("a directory");
         let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
-        let journal = OwnJournal::of(&tables).expect("a journal");
+        let journal = own(&tables);
         let config = tables.journal.as_ref().expect("a table").config();
         let open = cached_core::object::OpenJournal::open(&config).expect("it is opened");
         let locked = settle(&journal, &store);
@@ -363,7 +372,7 @@ mod tests {
     fn a_journal_that_cannot_be_opened_leaves_the_lease_to_others() {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("journal"), b"none").expect("it is written");
-        let journal = OwnJournal::of(&tables(dir.path())).expect("a journal");
+        let journal = own(&tables(dir.path()));
         let stuck = settle(&journal, &Arc::new(Memory::default()));
         assert!(matches!(&stuck, Err(Unsettled::Stuck(why)) if why.contains("verify")), "{stuck:?}");
     }
@@ -372,7 +381,7 @@ mod tests {
     fn there_is_no_second_attempt_before_the_first_has_ended() {
         let dir = tempfile::tempdir().expect("a directory");
         let (tables, store) = (tables(dir.path()), Arc::new(Memory::default()));
-        let journal = OwnJournal::of(&tables).expect("a journal");
+        let journal = own(&tables);
         written(&tables, &store, Some(5), b"first");
         let without_patience = ObjectsTable { shutdown_flush_secs: 0, ..journal.objects.clone() };
         let impatient = OwnJournal { objects: without_patience, ..journal.clone() };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use blocker::{Epoch, WriterId};
 use cached_registry::election::{Candidate, Cause, Claimed, Elector, Leadership, Part, Release, elect};
 use cached_registry::{Registry, Result};
+use test_kit::memory_directory;
 
 use crate::bodies::{on_disk, run, table};
 use crate::contract::create;
@@ -15,12 +16,6 @@ const LEASE: Duration = Duration::from_secs(9);
 
 /// The lease where the registry reports changes, so that nothing waits for a part of the lease.
 const LONG_LEASE: Duration = Duration::from_secs(60);
-
-/// Returns a directory in memory, if there is one: a leader loses its lease on a disk whose writes take
-/// seconds.
-fn directory() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
-}
 
 fn candidate(node: &str) -> Candidate {
     Candidate { node: node.into(), address: format!("{node}:1"), writer: WriterId::random() }
@@ -44,7 +39,7 @@ fn follows(node: &str) -> impl Fn(&Part) -> bool {
 
 #[test]
 fn a_disk_elects_a_leader_beside_its_documents() {
-    let dir = directory();
+    let dir = memory_directory();
     let path = dir.path().join("disk");
     run(a_leader_steps_down_for_its_successor([0, 1].map(|node| on_disk(&path, node)), LEASE));
 }
@@ -93,7 +88,7 @@ async fn a_leader_steps_down_for_its_successor(registries: [Registry; 2], durati
 
 #[test]
 fn a_second_process_with_a_number_ends_the_part_of_the_first() {
-    let dir = directory();
+    let dir = memory_directory();
     let path = dir.path().join("disk");
     let registries = [0, 0].map(|node| on_disk(&path, node));
     run(async {

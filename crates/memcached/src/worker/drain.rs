@@ -2,7 +2,9 @@
 //! a panic it only shuts down the sockets.
 
 use super::Worker;
+use super::lanes::Ended;
 use crate::conn::{DriveResult, WorkerContext};
+use crate::ring::RETRY;
 use crate::stream::{Draining, Socket};
 use crate::telemetry::heartbeat::Activity;
 use rustix::event::{Timespec, epoll};
@@ -94,6 +96,36 @@ impl Worker {
             DriveResult::Close => self.close_slot(number),
         }
         false
+    }
+
+    /// Lets the requests fail that wait for a connection to their node. With `all`, also those that
+    /// wait for a reply, whose lanes are closed, and those that wait until their owner executes them.
+    pub(super) fn give_up_lanes(&mut self, all: bool) {
+        let count = self.with_lanes(|_, lanes, _| lanes.len()).unwrap_or(0);
+        for at in 0..count {
+            let is_in_use = self.with_lanes(|_, lanes, each| {
+                lanes.give_up(at, each);
+                lanes.is_open(at) && lanes.in_flight(at) > 0
+            });
+            if all && is_in_use == Some(true) {
+                self.close_lane(at, Ended::Failed("no reply has come before the hand-over".into()));
+            }
+        }
+        if all {
+            self.with_lanes(|_, lanes, _| lanes.set_gives_up(true));
+        }
+        self.wake_waiting();
+    }
+
+    /// Lets waiting requests be tried again when the worker ends. Returns when to do so next.
+    pub(super) fn retry_within(&mut self) -> Duration {
+        let is_waiting = self.with_lanes(|_, lanes, _| {
+            let is_waiting = lanes.is_waiting();
+            lanes.retry();
+            is_waiting
+        });
+        self.wake_waiting();
+        if is_waiting == Some(true) { RETRY } else { Duration::MAX }
     }
 
     /// Shuts down the sockets of all connections and touches nothing else. Called after a panic,

@@ -12,7 +12,7 @@ use super::inbound::{
 use super::{ConnectionSlot, Worker, record};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::copy;
-use crate::ring::{LaneId, Lanes, Outcome, Pulse, RETRY, STRANGERS_MAX};
+use crate::ring::{LaneId, Lanes, Outcome, Pulse, STRANGERS_MAX};
 use crate::settings::{RingSettings, Settings};
 use crate::shared::Shared;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, Link, TLS_BUFFERS_BYTES, TlsBuffers, Transport};
@@ -97,7 +97,7 @@ struct OutboundLane {
 }
 
 /// The end of a lane's connection.
-enum Ended {
+pub(super) enum Ended {
     /// The peer has closed it, or ended it in order.
     Closed,
     /// It has failed.
@@ -291,7 +291,7 @@ impl Worker {
 
 impl Worker {
     /// Runs `body` with the worker's lanes, and a function that delivers outcomes.
-    fn with_lanes<R>(
+    pub(super) fn with_lanes<R>(
         &mut self,
         body: impl FnOnce(&mut WorkerLanes, &mut Lanes, &mut dyn FnMut(Waiter, LaneId, Outcome<'_>)) -> R,
     ) -> Option<R> {
@@ -412,7 +412,7 @@ impl Worker {
     }
 
     /// Closes the connection of a lane. Unless the peer has ended it in order, its requests fail.
-    fn close_lane(&mut self, at: usize, ended: Ended) {
+    pub(super) fn close_lane(&mut self, at: usize, ended: Ended) {
         self.with_lanes(|own, lanes, each| {
             let node = lanes.peer(at).name.clone();
             let in_flight = lanes.in_flight(at);
@@ -472,38 +472,8 @@ impl Worker {
         self.wake_waiting();
     }
 
-    /// Lets the requests fail that wait for a connection to their node. With `all`, also those that
-    /// wait for a reply, whose lanes are closed, and those that wait until their owner executes them.
-    pub(super) fn give_up_lanes(&mut self, all: bool) {
-        let count = self.with_lanes(|_, lanes, _| lanes.len()).unwrap_or(0);
-        for at in 0..count {
-            let is_in_use = self.with_lanes(|_, lanes, each| {
-                lanes.give_up(at, each);
-                lanes.is_open(at) && lanes.in_flight(at) > 0
-            });
-            if all && is_in_use == Some(true) {
-                self.close_lane(at, Ended::Failed("no reply has come before the hand-over".into()));
-            }
-        }
-        if all {
-            self.with_lanes(|_, lanes, _| lanes.set_gives_up(true));
-        }
-        self.wake_waiting();
-    }
-
-    /// Lets waiting requests be tried again when the worker ends. Returns when to do so next.
-    pub(super) fn retry_within(&mut self) -> Duration {
-        let is_waiting = self.with_lanes(|_, lanes, _| {
-            let is_waiting = lanes.is_waiting();
-            lanes.retry();
-            is_waiting
-        });
-        self.wake_waiting();
-        if is_waiting == Some(true) { RETRY } else { Duration::MAX }
-    }
-
     /// Wakes connections that have waited for room in a lane.
-    fn wake_waiting(&mut self) {
+    pub(super) fn wake_waiting(&mut self) {
         let woken = self.with_lanes(|_, lanes, _| lanes.take_woken()).unwrap_or_default();
         for number in woken {
             if let Some(Some(slot)) = self.slots.get_mut(number as usize) {

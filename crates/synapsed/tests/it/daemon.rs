@@ -339,7 +339,7 @@ fn the_limit_of_open_files_is_raised() {
 
 #[test]
 fn a_planned_restart_loses_nothing_that_a_client_had_not_flushed() {
-    let dir = crate::directory();
+    let dir = test_kit::memory_directory();
     let path = dir.path();
     let at = |store: &str| {
         let (store, socket) = (path.join(store), path.join("sock"));

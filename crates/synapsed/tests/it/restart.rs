@@ -8,6 +8,7 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::*;
 use synapse::{Address, ClientConfig, SynapseBlocker};
+use test_kit::memory_directory;
 
 struct Daemon(Child);
 
@@ -68,7 +69,8 @@ fn flush(client: &SynapseBlocker, scope: Scope) -> Result<FlushReply> {
 
 #[test]
 fn a_client_takes_a_planned_restart_for_no_loss_and_a_kill_for_one() {
-    let dir = crate::directory();
+    // A daemon has five seconds to record in its store that it has ended in order.
+    let dir = memory_directory();
     let daemon = Daemon::start(dir.path(), "store");
     let client = client(dir.path());
     write(&client, "planned");
@@ -88,7 +90,7 @@ fn a_client_takes_a_planned_restart_for_no_loss_and_a_kill_for_one() {
 
 #[test]
 fn a_client_is_not_served_by_a_node_over_another_directory() {
-    let dir = crate::directory();
+    let dir = memory_directory();
     let daemon = Daemon::start(dir.path(), "store");
     let client = client(dir.path());
     write(&client, "disk");

@@ -3,8 +3,9 @@
 
 use super::{Items, connect, injects_faults, is_memcached};
 use cached_tests::daemon::{DEADLINE, wait_for};
-use cached_tests::upgrade::{Upgradable, memory_directory};
+use cached_tests::upgrade::Upgradable;
 use std::time::Instant;
+use test_kit::memory_directory;
 
 /// The exit status of a process that ended because of a defect.
 const DEFECT: i32 = 70;

@@ -12,10 +12,11 @@ use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::Address;
 use cached_tests::tls::{BOTH, Certificates, TlsClient};
-use cached_tests::upgrade::{Upgradable, load, memory_directory, others};
+use cached_tests::upgrade::{Upgradable, load, others};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use test_kit::memory_directory;
 
 /// The number of upgrades during each client's work; the rig `upgrade` performs any number.
 const UPGRADES: u64 = 3;

@@ -6,9 +6,10 @@ use cached_tests::conn::Conn;
 use cached_tests::daemon::wait_for;
 use cached_tests::ending::SetOnDrop;
 use cached_tests::server::own_address;
+use cached_tests::upgrade::Upgradable;
 use cached_tests::upgrade::objects::{Objects, Running, configuration};
-use cached_tests::upgrade::{Upgradable, memory_directory};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use test_kit::memory_directory;
 
 /// Acknowledged objects are present after each upgrade, even those with the lowest durability.
 /// Clients notice a pause, and connections are not refused.
