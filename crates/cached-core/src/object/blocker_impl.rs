@@ -204,6 +204,14 @@ fn check_change(shared: &Shared, terms: &ChangeTerms, call: Call) -> Result<()> 
     Ok(())
 }
 
+/// A crate that made the trait object itself would compile a hit again, at its own level.
+impl From<ObjectCache> for Arc<dyn Blocker> {
+    #[inline(never)]
+    fn from(cache: ObjectCache) -> Arc<dyn Blocker> {
+        Arc::new(cache)
+    }
+}
+
 impl Blocker for ObjectCache {
     fn capabilities(&self) -> Capabilities {
         let shared = self.shared();
