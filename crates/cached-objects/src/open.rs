@@ -210,7 +210,7 @@ impl Opening {
 
     /// Returns the cache, behind a gate if the writer is elected.
     fn gated(&self, cache: &ObjectCache) -> Arc<dyn Blocker> {
-        let cache: Arc<dyn Blocker> = Arc::new(cache.clone());
+        let cache: Arc<dyn Blocker> = cache.clone().into();
         match &self.leads {
             Some(leads) => Arc::new(Gate::new(cache, Arc::clone(leads))),
             None => cache,

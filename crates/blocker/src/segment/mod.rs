@@ -100,19 +100,17 @@ impl Drop for Pinned {
 
 impl Segment {
     /// Returns the part `range` of the owner's bytes for `token`, and takes over one reference to
-    /// `token`.
+    /// `token`. Whoever takes bytes from the segment panics if the range lies outside the owner's.
     ///
     /// # Panics
-    /// Panics if `range` lies outside the owner's bytes or beyond 4 GiB.
+    /// Panics if `range` ends before it starts, or beyond 4 GiB.
     #[must_use]
     #[inline]
     pub fn pinned(owner: Arc<dyn SegmentOwner>, token: u64, range: Range<usize>) -> Self {
-        let part = |at: usize| u32::try_from(at).expect("a pinned segment lies below 4 GiB");
-        assert!(
-            range.start <= range.end && range.end <= owner.bytes(token).len(),
-            "outside the owner's bytes"
-        );
-        Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
+        debug_assert!(range.end <= owner.bytes(token).len(), "outside the owner's bytes");
+        assert!(range.start <= range.end, "a range that ends before it starts");
+        let end = u32::try_from(range.end).expect("a pinned segment lies below 4 GiB");
+        Self(Repr::Pinned(Pinned { owner, token, start: range.start as u32, end }))
     }
 
     /// Returns a copy of `bytes`. A copy of up to one bucket uses a reusable buffer of the thread,
@@ -477,15 +475,22 @@ mod tests {
     fn a_pinned_segment_returns_every_count_that_it_took() {
         let arena = Arc::new(Arena { bytes: (0..8).collect(), counts: AtomicI64::new(1) });
         let owner: Arc<dyn SegmentOwner> = Arc::clone(&arena) as _;
-        let segment = Segment::pinned(owner, 1, 0..4);
-        let part = segment.slice(1..3).slice(1..2);
+        let segment = Segment::pinned(owner, 1, 1..4);
+        let part = segment.slice(0..2).slice(1..2);
         assert_eq!(part.as_slice(), [6]);
         let all = Segments::from_iter([segment.clone(), part]);
-        assert!(all == *[4, 5, 6, 7, 6].as_slice());
+        assert!(all == *[5, 6, 7, 6].as_slice());
         drop(segment);
         assert_eq!(arena.counts.load(Ordering::Relaxed), 2);
         drop(all);
         assert_eq!(arena.counts.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "out")]
+    fn a_pinned_segment_has_no_bytes_beyond_its_owners() {
+        let arena = Arc::new(Arena { bytes: (0..12).collect(), counts: AtomicI64::new(1) });
+        let _ = Segment::pinned(arena, 1, 2..5).as_slice().len();
     }
 
     #[test]

@@ -204,10 +204,23 @@ impl<T: Atomics> std::ops::Deref for Table<T> {
 /// and every address is valid. On CPUs other than x86-64 it does nothing.
 #[inline]
 pub fn prefetch<T>(at: *const T) {
+    hint::<3>(at.cast());
+}
+
+/// Does the same as [`prefetch`], but only up to the second-level cache, for a line among many: the
+/// nearest cache can wait for few at a time, and delays everything else meanwhile.
+#[inline]
+pub(crate) fn prefetch_to_l2<T>(at: *const T) {
+    hint::<2>(at.cast());
+}
+
+/// Prefetches a line: `HINT` is x86-64's `_MM_HINT_T0` (3) or `_MM_HINT_T1` (2).
+#[inline]
+fn hint<const HINT: i32>(at: *const i8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+        std::arch::x86_64::_mm_prefetch::<HINT>(at);
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = at;

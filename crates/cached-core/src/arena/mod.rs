@@ -19,7 +19,7 @@ use expiring::Expiring;
 pub use file::{ArenaFile, ArenaFileError, RestartProgress};
 pub(crate) use file::{HeldFile, MappedFile};
 pub use memory::prefetch;
-pub(crate) use memory::{Atomics, Memory, Table};
+pub(crate) use memory::{Atomics, Memory, Table, prefetch_to_l2};
 pub(crate) use region::{Owner, REGION_HEADER_BYTES, Region, RegionHeader, RegionState};
 use shares::FreeRegions;
 pub use shares::MemoryRange;

@@ -16,7 +16,7 @@ use super::memory::buckets_of;
 use super::read;
 use super::shared::Shared;
 use super::shared::handle::Handle;
-use super::state::{BYTES_READ, Env, Object};
+use super::state::{Env, Object, PREFETCHED_BYTES_MAX};
 use super::tasks::deadline::is_late;
 use super::write::apply::{apply_at_once, is_too_large};
 use super::write::{TakenMode, back as write_back, copy, read_only, scope_ops, through as write_through};
@@ -204,6 +204,14 @@ fn check_change(shared: &Shared, terms: &ChangeTerms, call: Call) -> Result<()> 
     Ok(())
 }
 
+/// A crate that made the trait object itself would compile a hit again, at its own level.
+impl From<ObjectCache> for Arc<dyn Blocker> {
+    #[inline(never)]
+    fn from(cache: ObjectCache) -> Arc<dyn Blocker> {
+        Arc::new(cache)
+    }
+}
+
 impl Blocker for ObjectCache {
     fn capabilities(&self) -> Capabilities {
         let shared = self.shared();
@@ -235,7 +243,8 @@ impl Blocker for ObjectCache {
         if shared.control.attaching.is_direct() {
             return read_detached(shared, request, hash);
         }
-        let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, BYTES_READ);
+        let bytes = request.len_bytes.min(PREFETCHED_BYTES_MAX) as usize;
+        let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, bytes);
         let read = |object: &mut Object, env: &Env<'_>| {
             Some((object.read_at_once(env, &request, None)?, env.namespace))
         };

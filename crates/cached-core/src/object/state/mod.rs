@@ -36,7 +36,7 @@ use ranges::{Ranges, Ticket};
 pub(crate) use buckets::{Load, Loaded, Missing, Resources};
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
 pub(crate) use head::{Head, Known, ReportedHead, Versions};
-pub(crate) use read::{BYTES_READ, Keep};
+pub(crate) use read::{Keep, PREFETCHED_BYTES_MAX};
 pub(crate) use write::Rewrite;
 
 use super::control::Metrics;

@@ -7,16 +7,16 @@ use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version}
 use super::flush::copied;
 use super::ranges::Ticket;
 use super::{Env, Known, Load, Loaded, Missing, Object, Resources};
-use crate::arena::prefetch;
+use crate::arena::{prefetch, prefetch_to_l2};
 use crate::object::memory::pool::{BUCKET, Run};
 use crate::object::memory::queue::{MARKED, PASSING, UNREAD};
 use crate::object::memory::slots::{SECTOR_BYTES, Slot, State};
 use crate::object::memory::{BUCKET_U64, Buckets, SECTORS, buckets_of, parts, push_zeros, touched};
 use crate::object::read_ahead::{Marked, Pattern, Request};
 
-/// The number of bytes of a bucket to prefetch for a read: one, and so one line, because the processor
-/// prefetches the rest once it detects sequential access.
-pub(crate) const BYTES_READ: usize = 1;
+/// The most bytes of a bucket to prefetch for a read: about what arrives before the caller has the
+/// reply. The processor prefetches the rest once it detects sequential access.
+pub(crate) const PREFETCHED_BYTES_MAX: u64 = BUCKET_U64 / 2;
 const LINE_BYTES: usize = 64;
 /// The maximum number of present buckets between two missing ones that are read again rather than
 /// split into two requests: a request costs the store as much as reading several times the data.
@@ -35,8 +35,10 @@ impl Object {
             prefetch(env.meta(slot.bucket()));
             let within = (offset % BUCKET_U64) as usize;
             let bucket = env.pool.at(slot.bucket());
-            let lines = (within..BUCKET.min(within.saturating_add(bytes))).step_by(LINE_BYTES);
-            lines.for_each(|at| prefetch(bucket.wrapping_add(at)));
+            prefetch(bucket.wrapping_add(within));
+            let end = BUCKET.min(within.saturating_add(bytes));
+            let others = (within + LINE_BYTES..end).step_by(LINE_BYTES);
+            others.for_each(|at| prefetch_to_l2(bucket.wrapping_add(at)));
         }
     }
 
