@@ -50,7 +50,8 @@ impl ObjectCache {
         {
             return match answer {
                 Ok(applied) if asked != Durability::Cached => {
-                    let handle = shared.find(hash, &request.object).map(|found| Handle::of(shared, found));
+                    let found = shared.find(hash, &request.object).map(|found| Handle::of(shared, found));
+                    let handle = found.ok_or(request.object);
                     let (shared, deadline) = (Arc::clone(shared), request.call.deadline);
                     Reply::pending(write_back::acknowledge(shared, handle, applied, asked, deadline))
                 }

@@ -6,7 +6,7 @@
 //! holds a range or a bucket while it waits for a resource whose holder may need that range or
 //! bucket.
 
-use blocker::{ChangeReply, ChangeRequest, Durability, Error, Result, Scope, Timestamp};
+use blocker::{ChangeReply, ChangeRequest, Durability, Error, ObjectId, Result, Scope, Timestamp};
 
 use super::TakenMode;
 use super::apply::{Again, Applied, Asked, Blocked, Holds, LogTerms, apply};
@@ -79,14 +79,14 @@ pub(crate) async fn change(
     let give_up = || decision.give_up();
     let late = || Error::DeadlinePassed;
     let (handle, applied) = until_given_up(&*shared.clock, deadline, give_up, late, work).await?;
-    acknowledge(shared, Some(handle), applied, durability, deadline).await
+    acknowledge(shared, Ok(handle), applied, durability, deadline).await
 }
 
-/// Waits until an applied change has the requested durability. Without a `handle`, the object has
-/// left the index, so all of its changes are stored.
+/// Waits until an applied change has the requested durability. Without a handle, the object has
+/// left the index, so all of its changes are stored or lost.
 pub(crate) async fn acknowledge(
     shared: Arc<Shared>,
-    handle: Option<Handle>,
+    handle: std::result::Result<Handle, ObjectId>,
     applied: Applied,
     asked: Durability,
     deadline: Option<Timestamp>,
@@ -106,7 +106,17 @@ pub(crate) async fn acknowledge(
         }
         must_store = true;
     }
-    let Some(handle) = handle else { return Ok(with_durability(reply, Durability::Stored)) };
+    let check_losses = |object| match must_store {
+        true => shared.objects.losses.check(&Scope::Object(object)),
+        false => Ok(()),
+    };
+    let handle = match handle {
+        Ok(handle) => handle,
+        Err(object) => {
+            check_losses(object)?;
+            return Ok(with_durability(reply, Durability::Stored));
+        }
+    };
     let ticket = Arc::new(FlushTicket::default());
     let late = || Error::NotStored(ticket.why());
     let stored = async {
@@ -117,9 +127,7 @@ pub(crate) async fn acknowledge(
         log_waits::not_draining(&shared.journal, Some(&handle.id().namespace)).await
     };
     until(&*shared.clock, deadline, late, stored).await?;
-    if must_store {
-        shared.objects.losses.check(&Scope::Object(handle.id().clone()))?;
-    }
+    check_losses(handle.id().clone())?;
     let durability = if must_store { Durability::Stored } else { asked };
     Ok(with_durability(reply, durability))
 }
