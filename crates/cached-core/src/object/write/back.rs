@@ -106,28 +106,20 @@ pub(crate) async fn acknowledge(
         }
         must_store = true;
     }
-    let check_losses = |object| match must_store {
-        true => shared.objects.losses.check(&Scope::Object(object)),
-        false => Ok(()),
-    };
-    let handle = match handle {
-        Ok(handle) => handle,
-        Err(object) => {
-            check_losses(object)?;
-            return Ok(with_durability(reply, Durability::Stored));
-        }
-    };
+    let object = handle.as_ref().map_or_else(Clone::clone, |handle| handle.id().clone());
     let ticket = Arc::new(FlushTicket::default());
     let late = || Error::NotStored(ticket.why());
     let stored = async {
-        if must_store {
-            expedite(&handle, &ticket, queue_number).await?;
+        if must_store && let Ok(handle) = &handle {
+            expedite(handle, &ticket, queue_number).await?;
             Stored(Arc::clone(&ticket)).await?;
         }
-        log_waits::not_draining(&shared.journal, Some(&handle.id().namespace)).await
+        log_waits::not_draining(&shared.journal, Some(&object.namespace)).await
     };
     until(&*shared.clock, deadline, late, stored).await?;
-    check_losses(handle.id().clone())?;
+    if must_store {
+        shared.objects.losses.check(&Scope::Object(object))?;
+    }
     let durability = if must_store { Durability::Stored } else { asked };
     Ok(with_durability(reply, durability))
 }
