@@ -24,7 +24,7 @@ const BETWEEN_MAX: u32 = 4;
 
 impl Object {
     /// Prefetches `bytes` bytes of the bucket that contains `offset`, from there on, and the bucket's
-    /// metadata.
+    /// metadata: the first line to the nearest cache, the others to that of the second level.
     ///
     /// All bytes that will be overwritten should be prefetched: far more loads than stores can wait
     /// for memory at the same time.
