@@ -17,7 +17,6 @@ mod tests;
 
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,17 +107,13 @@ impl Server {
     /// Outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
         let socket = ListeningSocket::bind(address).await?;
-        self.accept_from(&socket, address.path().map(Into::into))
+        self.accept_from(&socket)
     }
 
     /// Serves clients of an open socket. Not an async function, whose callers would each compile the
     /// whole server at the level of their crate.
-    fn accept_from(
-        &self,
-        socket: &ListeningSocket<PORT_DEFAULT>,
-        file: Option<PathBuf>,
-    ) -> Result<Address, ListenError> {
-        serve_all(&self.shared, socket, file)?;
+    fn accept_from(&self, socket: &ListeningSocket<PORT_DEFAULT>) -> Result<Address, ListenError> {
+        serve_all(&self.shared, socket, socket.address().path().map(Into::into))?;
         tracing::info!(address = %socket.address(), "listening for NBD");
         Ok(socket.address().clone())
     }
