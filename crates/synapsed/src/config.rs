@@ -239,7 +239,7 @@ impl Config {
         // The cache is only constructed; its background task does not run.
         let (cache, _background) =
             ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file(error.into()))?;
-        Server::new(Arc::new(cache), server).map(drop).map_err(|error| SynapseTable::error(&error))
+        Server::new(cache.into(), server).map(drop).map_err(|error| SynapseTable::error(&error))
     }
 }
 

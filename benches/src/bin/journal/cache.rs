@@ -82,10 +82,10 @@ fn cpu_of(writers: usize, arguments: &Arguments, ideal: &Ideal, journal: &Journa
     for _ in 0..arguments.rounds {
         let cached_store: Arc<dyn Blocker> = Arc::new(Memory::default());
         load::preload(&*cached_store, OBJECTS)?;
-        let cached: Arc<dyn Blocker> = Arc::new(cache(cached_store, WriteMode::Back, None)?);
+        let cached: Arc<dyn Blocker> = cache(cached_store, WriteMode::Back, None)?.into();
         let store: Arc<dyn Blocker> = Arc::new(Memory::default());
         load::preload(&*store, OBJECTS)?;
-        let logged: Arc<dyn Blocker> = Arc::new(cache(store, WriteMode::Back, Some(journal))?);
+        let logged: Arc<dyn Blocker> = cache(store, WriteMode::Back, Some(journal))?.into();
         let rate = |cache: &Arc<dyn Blocker>| {
             measure(|| {
                 let outcome = load::run(cache, &load(writers, arguments))?;
@@ -136,7 +136,7 @@ pub(crate) fn rados(arguments: &Arguments, dir: &Path) -> Result<()> {
         // The runs follow each other, because each cache claims the namespaces that it writes.
         let outcome_of = |write, journal: Option<&JournalConfig>| {
             let cache = cache(Arc::clone(&store) as _, write, journal)?;
-            let blocker: Arc<dyn Blocker> = Arc::new(cache.clone());
+            let blocker: Arc<dyn Blocker> = cache.clone().into();
             let outcome = load::run(&blocker, &load(16, arguments))?;
             block_on(cache.flush(FlushRequest::new(Scope::All))).context("the flush at the end")?;
             anyhow::Ok(outcome)

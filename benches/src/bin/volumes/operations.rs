@@ -29,7 +29,7 @@ pub(crate) fn run() -> Result<()> {
     };
     let (cache, background) = ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock))?;
     thread::Builder::new().name("cache".into()).spawn(move || block_on(background))?;
-    let measured = Measured::new(Arc::new(cache), "cache", Arc::new(SystemClock));
+    let measured = Measured::new(cache.into(), "cache", Arc::new(SystemClock));
     let measurements = measured.measurements();
     let volumes = Volumes::new(Arc::new(measured) as Arc<dyn Blocker>, Options::new("bench"))?;
     let count = |is_wanted: &dyn Fn(&str) -> bool| {
