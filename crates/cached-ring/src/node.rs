@@ -15,7 +15,7 @@ pub const WEIGHT_MAX: u32 = 10_000;
 pub const LEASE_MS_MAX: u32 = 120_000;
 /// The end of the host's name if the process there has ended in order.
 const ENDED: &str = " ended";
-/// The longest host name, which is that of DNS names, in bytes.
+/// The longest host name, which is that of DNS names, and the longest [`Node::host`], in bytes.
 const HOST_BYTES_MAX: usize = 253;
 
 /// Checks the name of a ring or of a node: 1 to [`NAME_BYTES_MAX`] ASCII letters, digits and `-_.`.
@@ -73,8 +73,8 @@ pub struct Node {
     /// The node's share of the slots relative to other nodes', at most [`WEIGHT_MAX`]. A node with
     /// weight 0 owns nothing, and passes all requests on.
     pub weight: u32,
-    /// The version of the map in which the node joined or was last struck off; what it held before is
-    /// void. It is 0 in a map file, which cannot strike off a node.
+    /// The version of the map in which the node joined, was last struck off, or was last started on another
+    /// host; what it held before is void. It is 0 in a map file, which cannot strike off a node.
     pub term: u64,
     /// The length of the node's lease, in milliseconds, at most [`LEASE_MS_MAX`]; 0 if it needs none to
     /// answer, as in a map file.
@@ -131,7 +131,7 @@ impl Node {
 pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
     check_name(ring)?;
     for node in nodes {
-        let Node { name, weight, lease_ms, .. } = node;
+        let Node { name, weight, lease_ms, host, .. } = node;
         check_name(name)?;
         node.check_addresses().map_err(|error| MapError::new(format_args!("node {name}: {error}")))?;
         if *weight > WEIGHT_MAX {
@@ -141,6 +141,11 @@ pub(crate) fn check_nodes(ring: &str, nodes: &[Node]) -> Result<(), MapError> {
         if *lease_ms > LEASE_MS_MAX {
             let limit = format_args!("it must be at most {LEASE_MS_MAX}");
             return Err(MapError::new(format_args!("node {name}: lease_ms: is {lease_ms}; {limit}")));
+        }
+        if host.len() > HOST_BYTES_MAX || host.contains(char::is_control) {
+            let limit =
+                format_args!("it must have at most {HOST_BYTES_MAX} bytes, and no control characters");
+            return Err(MapError::new(format_args!("node {name}: host: is {host:?}; {limit}")));
         }
     }
     if !(1..=NODES_MAX).contains(&nodes.len()) {

@@ -9,7 +9,8 @@
 //!   one has ended, the warden strikes the node off once its promises have run out; then nothing waits for
 //!   the node any more, and the new process joins.
 //! - If neither holds a lease, nobody is left to strike the node off. The new process *claims* the node, and
-//!   joins after the time of a lease, when what the warden has promised before has run out.
+//!   joins after the time of a lease, when what the warden has promised before has run out. A claim of
+//!   another process that has not joined within twice that time does not count any more.
 //!
 //! A claim and a join begin another [term](Node::term), and name another host in the node's document. So
 //! what a warden that returns promises afterwards is not meant for the earlier process, whether or not that
@@ -22,10 +23,13 @@ use crate::lease::NANOS_PER_MS;
 use crate::map::Map;
 use crate::node::Node;
 
+/// The end of the host's name in a claim.
+const JOINS: &str = " joins";
+
 /// What a process that starts has seen of an earlier process of its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Predecessor {
-    /// The term of a claim for this host, and the time at which it was seen first.
+    /// The term of the claim that was seen last, and the time at which it was seen first.
     claim: Option<(u64, u64)>,
 }
 
@@ -62,21 +66,24 @@ impl Predecessor {
         let may_run = |known: &Node| known.is_elsewhere(&own.host) && !known.has_ended();
         let index = map.find(&own.name).filter(|index| may_run(map.node(*index)));
         let Some(index) = index else { return Look::Joins { absent: Vec::new() } };
-        let (known, host) = (map.node(index), format!("{} joins", own.host));
-        let is_claimed = known.host == host;
-        if is_claimed {
-            let seen = self.claim.filter(|(term, _)| *term == known.term).unwrap_or((known.term, now));
-            self.claim = Some(seen);
-            if now >= seen.1.saturating_add(u64::from(known.lease_ms) * NANOS_PER_MS) {
-                return Look::Joins { absent: Vec::new() };
-            }
+        let (known, host) = (map.node(index), format!("{}{JOINS}", own.host));
+        let is_claimed = known.host.ends_with(JOINS);
+        let seen = self.claim.filter(|(term, _)| *term == known.term).unwrap_or((known.term, now));
+        self.claim = Some(seen).filter(|_| is_claimed);
+        let lasts = |leases: u64| {
+            let lease = u64::from(known.lease_ms) * NANOS_PER_MS;
+            is_claimed && now < seen.1.saturating_add(leases.saturating_mul(lease))
+        };
+        if known.host == host && !lasts(1) {
+            return Look::Joins { absent: Vec::new() };
         }
         let is_missed = map.is_missed(index);
         let warden = known.warden.as_ref().filter(|_| is_missed).map(|of| of.warden.as_str());
         let absent: Vec<&str> = std::iter::once(known.name.as_str()).chain(warden).collect();
         match absent.iter().any(|node| is_alive(node)) {
             false if !is_missed => Look::Joins { absent },
-            false if !is_claimed => Look::Claims { host, absent },
+            // Two processes that claimed the node in turn would both wait for ever.
+            false if !lasts(2) => Look::Claims { host, absent },
             _ => Look::Waits,
         }
     }
@@ -154,6 +161,12 @@ mod tests {
         let again = claim(&claim(&claimed, "third"), "second");
         assert_eq!((look(&again, &[], 14), look(&again, &[], 16)), ("waits".into(), "waits".into()));
         assert_eq!(look(&again, &[], 17), "joins without ");
+        let other = claim(&again, "third");
+        for now in [18, 23] {
+            assert_eq!(look(&other, &[], now), "waits", "the other process may join");
+        }
+        assert_eq!(look(&other, &["b"], 24), "waits");
+        assert_eq!(look(&other, &[], 24), "second joins without a b");
         let joined = again.set_own(&Node { host: "second".into(), ..again.nodes()[0].clone() }).unwrap();
         assert_eq!(look(&joined, &["b"], 17), "joins without ");
         assert_eq!(joined.nodes()[0].term, joined.version());

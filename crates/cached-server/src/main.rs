@@ -280,7 +280,9 @@ fn serve(
     let parts = (objects, sidecar, steward.as_ref());
     let result = until_served(server, parts, &requests, &addresses, admin.as_deref(), serving);
     let in_order = result.is_ok() && !upgrader.is_done();
-    steward.into_iter().for_each(|steward| steward.end(in_order));
+    if let Some(steward) = steward {
+        steward.end(in_order);
+    }
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
         process::remove_pid_file(path);
     }

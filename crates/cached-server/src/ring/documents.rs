@@ -31,7 +31,9 @@ const NETWORK: &str = "/proc/self/ns/net";
 /// Returns a text that names the host of this process, and no other one that runs; empty if it is not known.
 /// Of two processes with the same text only one can listen at an address.
 pub(super) fn host() -> String {
-    let id = |file: &&str| std::fs::read_to_string(file).ok().filter(|id| !id.trim().is_empty());
+    let id = |file: &&str| {
+        std::fs::read_to_string(file).ok().filter(|id| !["", "uninitialized"].contains(&id.trim()))
+    };
     let id = HOST_IDS.iter().find_map(id);
     let network = std::fs::read_link(NETWORK).ok();
     id.zip(network).map_or_else(String::new, |(id, network)| format!("{} {}", id.trim(), network.display()))
@@ -181,6 +183,14 @@ impl Documents {
         self.seen.set(Revision::default());
         let (_, revision) = self.list().await?;
         Ok(self.handle().watch(&self.prefix(), revision))
+    }
+
+    /// Waits for a change at most for a time. On a disk and in a store, leases that have ended are removed by
+    /// those who watch, and perhaps no node does.
+    pub(super) async fn wait_for_change(&self, max: Duration) {
+        // An error is that of the next reading as well.
+        let change = async { self.watch().await?.next().await.map_err(DocumentsError::from) };
+        let _ = tokio::time::timeout(max, change).await;
     }
 
     /// Reads the documents; `None` if there are none.

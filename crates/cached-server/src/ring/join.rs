@@ -15,6 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
+/// The longest wait for a change of the documents before they are read again.
+const WATCH_MAX: Duration = Duration::from_secs(2);
+
 /// A node that has joined its ring, whose map is in the registry, before its server is open.
 #[expect(missing_debug_implementations, reason = "a runtime and a store show nothing")]
 pub struct Joined {
@@ -178,6 +181,10 @@ async fn join(
             Err(JoinError::MayAnswer(why)) => {
                 let why = format_args!("{why}, and the node is not struck off yet");
                 waiting.pause("the end of an earlier process of this node", why).await;
+                // What it takes over from writes to the same disk, and ends leases itself.
+                if lease.is_first() {
+                    documents.wait_for_change(WATCH_MAX).await;
+                }
                 continue;
             }
         };
@@ -237,7 +244,7 @@ async fn step(
         let (name, at) = (&own.name, &known.ring);
         // On another host, that it is silent says nothing.
         let may_answer = has_moved
-            && known.host == own.host
+            && (known.host.is_empty() || known.host == own.host)
             && lease.is_first()
             && (before.alive.has(name) || known.warden.is_some() && map.slots_of(index).next().is_some());
         let found = match find_twin(settings, ring, name, at).await {
@@ -308,6 +315,7 @@ mod tests {
     use cached_ring::hello::{Frame, Greeting};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio::time::timeout;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -540,6 +548,24 @@ mod tests {
             assert_eq!(started(&documents, &on("third", "a", 21)).await, Ok(2));
             let refused = started_with(&documents, &a, &mut lease).await;
             assert!(refused.is_err_and(|line| line.contains("has taken its place")));
+        });
+    }
+
+    #[test]
+    fn a_node_joins_on_another_host_although_no_other_node_runs() {
+        run(async {
+            let documents = Documents::new("main", registry());
+            let brief = |host: &str| Node { lease_ms: 50, host: host.into(), ..node("a", 21) };
+            assert_eq!(started(&documents, &brief("first")).await, Ok(2));
+            let own = brief("second");
+            let own_settings = settings(&own);
+            assert!(started(&documents, &own).await.is_err_and(|why| why.starts_with("waits: ")));
+            // The lease, which nobody renews, stays in the registry until somebody watches.
+            let (mut lease, mut waiting) = (NodeLease::new(&own, true), Waiting::new(|_| ()));
+            let joined = join(&documents, &own, &mut lease, (&own_settings, true), &mut waiting);
+            assert!(timeout(MINUTE, joined).await.is_ok_and(|joined| joined.is_ok()));
+            let map = documents.read().await.expect("documents").map;
+            assert_eq!(map.nodes()[0].host, "second");
         });
     }
 

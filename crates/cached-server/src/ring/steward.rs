@@ -177,7 +177,8 @@ fn run(
         // Fails only if the steward is gone.
         let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended { .. })).await;
         let signs_off = ended.is_ok_and(|phase| *phase == Phase::Ended { signs_off: true });
-        if signs_off {
+        // A process that takes over may have the number on a disk by now.
+        if signs_off && !*shared.is_held.borrow() {
             shared.sign_off().await;
         }
     });
