@@ -120,7 +120,7 @@ pub(crate) enum NoFilling {
     Busy,
 }
 
-/// The part of a source.
+/// Methods of the source of a move.
 impl Ring {
     /// Takes one of the places for nodes that copy from this one. Returns whether there was one.
     pub(crate) fn begin_serving(&self) -> bool {
@@ -211,7 +211,7 @@ impl Ring {
     }
 }
 
-/// The part of a target.
+/// Methods of the target of a move.
 impl Ring {
     /// Begins to fill the slots of a move. Earlier items of the slots must be removed before
     /// [`fill`](Self::fill).
