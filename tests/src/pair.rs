@@ -186,7 +186,10 @@ impl Pair {
             let (code, text) = self.host(host).cachectl(&[&["leader"][..], arguments].concat());
             let late = ["has not answered within", "does not answer in time"];
             let is_late = code != 0 && late.iter().any(|words| text.contains(words));
-            if is_late { (self.leader() != host).then_some((0, text)) } else { Some((code, text)) }
+            match is_late {
+                true => (arguments != ["status"] && self.leader() != host).then_some((0, text)),
+                false => Some((code, text)),
+            }
         })
     }
 
