@@ -9,7 +9,7 @@
 //! - [`framing`]: requests that two readers of HTTP could understand differently.
 //! - [`cache_environment`]: an object cache over a controlled store in a simulator.
 //!
-//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its
+//! [`memory_directory`] is for tests with processes. Nothing else here sleeps, starts a thread or reads the system's clock: a run is determined by its
 //! test and its seed. A task that is not woken is not polled, so a lost wake-up shows as a hang,
 //! which is reported.
 
@@ -125,11 +125,11 @@ pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     panic!("{what}: byte {at} (bucket {}): {found:02x?}, expected {wanted:02x?}", at as u64 / BUCKET);
 }
 
-/// Returns a temporary directory, on a tmpfs if there is one: for memory files, and for files whose syncs a
-/// slow disk could delay beyond a lease or the time limit of a shutdown.
+/// Returns a temporary directory, in /dev/shm if there is one, of whatever size: for memory files, and for
+/// files whose syncs a slow disk could delay beyond a lease or the time limit of a shutdown.
 ///
-/// If `TMPDIR` is on a tmpfs, the directory is there: `.ci/run` removes that one at its end, with whatever
-/// killed tests have left.
+/// If `TMPDIR` lies in /dev/shm, the directory is there: `.ci/run` removes that one at its end, with
+/// whatever killed tests have left.
 ///
 /// # Panics
 /// Panics if the directory cannot be created.
