@@ -137,8 +137,8 @@ async function askForVolume() {
   draw();
 }
 
-let askedTimes = 0;
-const begin = (action) => change({ action: { ...action, state: "asked", id: ++askedTimes }, done: null });
+let dialogCount = 0;
+const begin = (action) => change({ action: { ...action, state: "asked", id: ++dialogCount }, done: null });
 
 const cancel = () => change({ action: null });
 
