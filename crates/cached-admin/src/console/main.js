@@ -138,7 +138,10 @@ async function askForVolume() {
 }
 
 let dialogCount = 0;
-const begin = (action) => change({ action: { ...action, state: "asked", id: ++dialogCount }, done: null });
+function begin(action) {
+  change({ action: { ...action, state: "asked", id: ++dialogCount }, done: null });
+  dialog.showModal();
+}
 
 const cancel = () => change({ action: null });
 
@@ -205,8 +208,8 @@ function draw() {
   show(document.getElementById("notice"), notice());
   if (!asked) document.getElementById("token")?.focus();
   show(dialog, ui.action && confirmation({ action: ui.action, submit, cancel }));
+  // Only an action opens it: the browser may have closed it just now, which the next event says.
   if (!ui.action) dialog.close();
-  else if (!dialog.open) dialog.showModal();
   if (!status) {
     const text = feed.refused || feed.away ? "No figures yet." : "Asking the server …";
     show(document.getElementById("main"), h("p.quiet.wait", {}, text));
