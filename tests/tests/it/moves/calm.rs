@@ -91,5 +91,16 @@ fn source_and_target_are_upgraded_while_slots_move() {
     println!("{report}");
     assert!(report.lines.is_empty(), "{report}\n{}", cluster.logs());
     assert_eq!(report.keys, 3 * 120, "{report}");
+
+    // A process that has handed over has not signed off. One that ends does, so that the next one could start on
+    // any host: it finds that the node has no process.
+    let next = "this process is the node's";
+    let process = &cluster.nodes[1].process;
+    assert!(!process.log().contains(next), "{}", process.log());
+    process.signal(libc::SIGTERM);
+    assert_eq!(process.wait_exit(), 0, "{}", process.log());
+    let is_late = process.log().contains("the registry does not know that this node has ended in order");
+    cluster.restart(1);
+    assert!(cluster.nodes[1].process.log().contains(next) || is_late, "{}", cluster.logs());
     cluster.end();
 }
