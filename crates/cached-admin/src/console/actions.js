@@ -46,7 +46,7 @@ export function confirmation({ action, submit, cancel }) {
         : h("input", { ...attributes, type: "text", required: true, autocomplete: "off", spellcheck: "false" }),
     ];
   };
-  // Each dialog begins with empty fields, also if the close of the one before has not been reported yet.
+  // Each dialog begins with empty fields.
   return h("form", { key: action.id, onsubmit: submit },
     h("h2", { id: "dialog-title" }, action.title),
     h("p", {}, action.text),

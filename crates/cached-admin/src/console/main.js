@@ -208,7 +208,7 @@ function draw() {
   show(document.getElementById("notice"), notice());
   if (!asked) document.getElementById("token")?.focus();
   show(dialog, ui.action && confirmation({ action: ui.action, submit, cancel }));
-  // Only an action opens it: the browser may have closed it just now, which the next event says.
+  // Only `begin` opens it: the browser may just have closed it.
   if (!ui.action) dialog.close();
   if (!status) {
     const text = feed.refused || feed.away ? "No figures yet." : "Asking the server …";
