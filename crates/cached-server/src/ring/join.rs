@@ -555,7 +555,7 @@ mod tests {
     fn a_node_joins_on_another_host_although_no_other_node_runs() {
         run(async {
             let documents = Documents::new("main", registry());
-            let brief = |host: &str| Node { lease_ms: 50, host: host.into(), ..node("a", 21) };
+            let brief = |host: &str| Node { lease_ms: 1000, host: host.into(), ..node("a", 21) };
             assert_eq!(started(&documents, &brief("first")).await, Ok(2));
             let own = brief("second");
             let own_settings = settings(&own);
