@@ -126,3 +126,16 @@ fn try_run(command: &mut Command, deadline: Duration) -> Result<Output, String> 
 pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_in_the_path_are_programs() {
+        assert!(find_program("sh").is_some_and(|path| path.is_file()));
+        assert_eq!(find_program("no-such-program"), None);
+        // Each directory of PATH has this entry.
+        assert_eq!(find_program("."), None);
+    }
+}
