@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::outside::{find_program, skip};
+use crate::outside::are_installed;
 use crate::program::repository;
 
 /// A cluster, which ends with this process.
@@ -34,10 +34,7 @@ impl Cluster {
     }
 
     fn up_on(store: &str, test: &str, parent: &Path) -> Option<Self> {
-        let missing =
-            ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|it| find_program(it).is_none());
-        if let Some(missing) = missing {
-            skip(test, &format!("{missing} is not installed"));
+        if !are_installed(test, &["ceph-mon", "ceph-osd", "ceph", "rados"]) {
             return None;
         }
         // Tests in one process run concurrently.

@@ -1,6 +1,6 @@
 //! An etcd for tests, which can be killed and started again.
 
-use crate::outside::{find_program, kill_with_thread, skip};
+use crate::outside::{are_installed, kill_with_thread};
 use crate::server::{bring_up, is_up};
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -30,8 +30,7 @@ impl Etcd {
     /// # Panics
     /// Panics if the program does not start.
     pub fn start_at(host: Ipv4Addr, test: &str) -> Option<Self> {
-        if find_program("etcd").is_none() {
-            skip(test, "etcd is not installed (Debian: etcd-server)");
+        if !are_installed(test, &["etcd"]) {
             return None;
         }
         let dir = tempfile::tempdir().expect("a directory");

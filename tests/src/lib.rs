@@ -39,7 +39,7 @@
 //! | [`http`] | a client of the admin listener |
 //! | [`python`] | Python's packages for a test, in a virtual environment of their own |
 //! | [`page`] | the shell examples of a page, and a shell that runs them |
-//! | [`outside`] | programs and files from outside the repository; without them tests are skipped loudly |
+//! | [`outside`] | programs and files from outside the repository, as all crates' tests use them |
 //! | [`browser`] | a headless Chromium, for the console |
 //! | [`abuse`] | shared by the tests of abusive clients |
 //! | [`generate`] | seeded random command sequences |
@@ -71,7 +71,6 @@ pub mod moves;
 pub mod nbd;
 pub mod network;
 pub mod object_client;
-pub mod outside;
 pub mod page;
 pub mod pair;
 pub mod password;
@@ -94,3 +93,5 @@ pub mod udp;
 pub mod upgrade;
 pub mod virtual_machine;
 pub mod warm;
+
+pub use test_kit::outside;

@@ -4,7 +4,7 @@
 //! Unlike a [relay](crate::relay), the hub ends no connection: what a host has sent is sent again until the
 //! direction is whole again, or an end of the connection gives up.
 
-use crate::outside::{find_program, run, skip, text};
+use crate::outside::{are_installed, run, skip, text};
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, RawFd};
@@ -36,8 +36,7 @@ impl Network {
     /// # Panics
     /// Panics if the network cannot be set up.
     pub fn enter(test: &str, hosts: usize) -> Option<Network> {
-        if find_program("ip").is_none() {
-            skip(test, "ip is not installed (Debian: iproute2)");
+        if !are_installed(test, &["ip"]) {
             return None;
         }
         let outside = File::open(OWN).expect("the namespace of a thread");

@@ -5,7 +5,7 @@
 //! to the command that they continue. Blocks of commands that no test runs name a language (`sh`)
 //! and the reason.
 
-use crate::outside::{find_program, skip};
+use crate::outside::{are_installed, skip};
 use crate::program::workspace_programs;
 use crate::server::is_root;
 use std::fs;
@@ -173,8 +173,7 @@ fn unshare() -> Command {
 /// Panics with `CACHED_REQUIRE_ALL=1` if the test would be skipped.
 #[must_use]
 pub fn can_run(test: &str, programs: &[&str]) -> bool {
-    if let Some(missing) = programs.iter().find(|program| find_program(program).is_none()) {
-        skip(test, &format!("{missing} is not installed"));
+    if !are_installed(test, programs) {
         return false;
     }
     let is_possible = unshare().arg("true").output().is_ok_and(|output| output.status.success());

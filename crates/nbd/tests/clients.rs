@@ -16,6 +16,7 @@ use cached_tls::{ClientCertificates, ServerTls, TlsSettings};
 use nbd::{Address, Export, MemoryExport, NamedExports, Server, ServerConfig};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
+use test_kit::outside::{self, are_installed, text};
 use tokio::runtime::Runtime;
 
 const SIZE_BYTES: u64 = 64 << 20;
@@ -100,27 +101,7 @@ fn serve(
     (server, port)
 }
 
-/// Returns whether the programs are installed; if not, announces the skip.
-fn has(test: &str, programs: &[&str]) -> bool {
-    let is_there = |name: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
-    };
-    let missing: Vec<_> = programs.iter().copied().filter(|name| !is_there(name)).collect();
-    missing.is_empty() || skip(test, &format!("{} is missing", missing.join(", ")))
-}
-
-/// Announces a skip. Returns false.
-fn skip(test: &str, why: &str) -> bool {
-    let require_all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
-    assert!(!require_all, "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
-    // Not with a print macro, whose output the test runner captures.
-    let _ = writeln!(std::io::stderr(), "\n*** SKIPPED {test}: {why} ***");
-    false
-}
-
-/// Runs a program until it exits, which must be successful, and returns its output. `timeout` ends
-/// a program that hangs.
+/// Runs a program until it exits, which must be successful, and returns its output.
 fn run<S: AsRef<std::ffi::OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> String {
     let output = outcome(program, arguments);
     assert!(output.status.success(), "{program}: {}\n{}", output.status, text(&output));
@@ -128,18 +109,12 @@ fn run<S: AsRef<std::ffi::OsStr>>(program: &str, arguments: impl IntoIterator<It
 }
 
 fn outcome<S: AsRef<std::ffi::OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Output {
-    let mut command = Command::new("timeout");
-    command.args(["120", program]).args(arguments).stdin(Stdio::null());
-    command.output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    outside::run(Command::new(program).args(arguments), Duration::from_secs(120))
 }
 
 #[test]
 fn nbdinfo_shows_the_exports_and_what_they_offer() {
-    if !has("nbdinfo", &["nbdinfo"]) {
+    if !are_installed("nbdinfo", &["nbdinfo"]) {
         return;
     }
     let site = Site::new();
@@ -173,23 +148,22 @@ fn nbdinfo_shows_the_exports_and_what_they_offer() {
 
 #[test]
 fn libnbd_gets_features_errors_and_data() {
-    let python = Path::new("/usr/bin/python3");
-    let has_module = || outcome("/usr/bin/python3", ["-c", "import nbd"]).status.success();
-    if !python.is_file() || !has_module() {
-        skip("libnbd", "python3-libnbd is missing");
-        return;
+    // Debian's own interpreter, the only one with the module; another one may be first in PATH.
+    let python = "/usr/bin/python3";
+    if !Path::new(python).is_file() || !outcome(python, ["-c", "import nbd"]).status.success() {
+        return outside::skip("libnbd", "python3-libnbd is missing");
     }
     let site = Site::new();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients/errors.py");
-    run("/usr/bin/python3", [script.into(), site.uri("disk"), site.uri("read-only")]);
+    run(python, [script.into(), site.uri("disk"), site.uri("read-only")]);
     // The command nbdsh is this module.
     let shell = ["-m", "nbd", "-u", &site.uri("disk"), "-c", "print(h.get_size())"].map(String::from);
-    assert_eq!(run("/usr/bin/python3", shell).trim(), SIZE_BYTES.to_string());
+    assert_eq!(run(python, shell).trim(), SIZE_BYTES.to_string());
 }
 
 #[test]
 fn nbdcopy_copies_in_and_out_over_several_connections() {
-    if !has("nbdcopy", &["nbdcopy", "cmp"]) {
+    if !are_installed("nbdcopy", &["nbdcopy", "cmp"]) {
         return;
     }
     let site = Site::new();
@@ -205,7 +179,7 @@ fn nbdcopy_copies_in_and_out_over_several_connections() {
 
 #[test]
 fn qemu_img_creates_converts_compares_maps_and_measures() {
-    if !has("qemu-img", &["qemu-img"]) {
+    if !are_installed("qemu-img", &["qemu-img", "qemu-io"]) {
         return;
     }
     let site = Site::new();
@@ -232,7 +206,7 @@ fn qemu_img_creates_converts_compares_maps_and_measures() {
 
 #[test]
 fn qemu_io_finds_the_patterns_that_it_wrote() {
-    if !has("qemu-io", &["qemu-io"]) {
+    if !are_installed("qemu-io", &["qemu-io"]) {
         return;
     }
     let site = Site::new();
@@ -275,7 +249,7 @@ fn qemu_io_finds_the_patterns_that_it_wrote() {
 
 #[test]
 fn fio_verifies_what_it_wrote() {
-    if !has("fio", &["fio"]) {
+    if !are_installed("fio", &["fio"]) {
         return;
     }
     let site = Site::new();
@@ -294,7 +268,7 @@ fn fio_verifies_what_it_wrote() {
 
 #[test]
 fn backup_tools_see_what_changed_since_a_snapshot() {
-    if !has("dirty bitmaps", &["nbdinfo", "qemu-img", "qemu-io"]) {
+    if !are_installed("dirty bitmaps", &["nbdinfo", "qemu-img", "qemu-io"]) {
         return;
     }
     let disk = MemoryExport::new(SIZE_BYTES);
@@ -322,7 +296,7 @@ fn backup_tools_see_what_changed_since_a_snapshot() {
 
 #[test]
 fn a_client_reconnects_to_a_server_that_was_restarted_and_loses_nothing() {
-    if !has("reconnect", &["qemu-img"]) {
+    if !are_installed("reconnect", &["qemu-img", "qemu-io"]) {
         return;
     }
     let mut site = Site::new();
@@ -345,9 +319,7 @@ fn a_client_reconnects_to_a_server_that_was_restarted_and_loses_nothing() {
     assert!(bench.wait().unwrap().success());
     assert!(site.server.metric("nbd_requests_total") > 0);
     // 40 000 blocks in order, continuing at the start after the end of the disk.
-    if has("reconnect", &["qemu-io"]) {
-        run("qemu-io", ["-f", "raw", "-c", "read -P 7 0 64M", &site.uri("disk")]);
-    }
+    run("qemu-io", ["-f", "raw", "-c", "read -P 7 0 64M", &site.uri("disk")]);
 }
 
 /// Writes the files that users of GnuTLS expect in a directory: `ca-cert.pem`, and a certificate
@@ -372,7 +344,7 @@ fn certificates(folder: &Path) {
 
 #[test]
 fn tls_by_certificates_of_both_sides() {
-    if !has("TLS", &["nbdinfo", "nbdcopy", "qemu-io", "cmp"]) {
+    if !are_installed("TLS", &["nbdinfo", "nbdcopy", "qemu-io", "cmp"]) {
         return;
     }
     let folder = TempDir::new().unwrap();

@@ -7,16 +7,19 @@
 //! - [`detached`]: a layer whose calls outlive their replies, as calls over a network do.
 //! - [`history`]: a record of concurrent reads and writes, which checks what each read returns.
 //! - [`framing`]: requests that two readers of HTTP could understand differently.
+//! - [`outside`]: programs from outside the repository; without them tests are skipped loudly. This module
+//!   alone starts threads and sleeps.
 //! - [`cache_environment`]: an object cache over a controlled store in a simulator.
 //!
-//! [`memory_directory`] is for tests with processes. Nothing else here sleeps, starts a thread or reads the system's clock: a run is determined by its
-//! test and its seed. A task that is not woken is not polled, so a lost wake-up shows as a hang,
-//! which is reported.
+//! [`memory_directory`] is for tests with processes. Nothing else here sleeps, starts a thread or reads
+//! the system's clock: a run is determined by its test and its seed. A task that is not woken is not
+//! polled, so a lost wake-up shows as a hang, which is reported.
 
 pub mod cache_environment;
 pub mod detached;
 pub mod framing;
 pub mod history;
+pub mod outside;
 pub mod rng;
 pub mod sim;
 pub mod steered;

@@ -3,7 +3,7 @@
 
 use crate::ceph::Cluster;
 use crate::daemon::DEADLINE;
-use crate::outside::{find_program, kill_with_thread, run, skip, text};
+use crate::outside::{are_installed, find_program, kill_with_thread, run, skip, text};
 use crate::server::{bring_up, is_up};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -152,9 +152,7 @@ impl Endpoint {
     }
 
     fn radosgw(test: &str, parent: &Path) -> Option<Self> {
-        if let Some(missing) = ["radosgw", "radosgw-admin"].into_iter().find(|it| find_program(it).is_none())
-        {
-            skip(test, &format!("{missing} is not installed"));
+        if !are_installed(test, &["radosgw", "radosgw-admin"]) {
             return None;
         }
         let cluster = Cluster::in_memory(test, parent)?;

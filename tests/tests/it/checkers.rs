@@ -29,8 +29,7 @@ fn values_are_what_was_stored() {
 
 #[test]
 fn replies_equal_memcacheds() {
-    if outside::find_program("memcached").is_none() {
-        return outside::skip("replies_equal_memcacheds", "memcached is not installed");
+    if outside::are_installed("replies_equal_memcacheds", &["memcached"]) {
+        run("lockstep");
     }
-    run("lockstep");
 }

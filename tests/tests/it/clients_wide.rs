@@ -199,11 +199,8 @@ fn libmemcached_tools() {
         "memcstat",
         "memcflush",
     ];
-    if let Some(missing) = names.iter().find(|name| outside::find_program(name).is_none()) {
-        return outside::skip(
-            test,
-            &format!("{missing} is not installed (Debian package libmemcached-tools)"),
-        );
+    if !outside::are_installed(test, &names) {
+        return;
     }
     let mut server = Server::start("");
     let directory = tempfile::tempdir().expect("a directory");

@@ -3,7 +3,7 @@
 //! problem.
 
 use cached_tests::daemon::{DEADLINE, write_secret};
-use cached_tests::outside::run;
+use cached_tests::outside::{are_installed, run};
 use cached_tests::program::{Flavour, Program, workspace_programs};
 use cached_tests::tls::Certificates;
 use std::fs::{File, Permissions};
@@ -208,7 +208,9 @@ fn synapsed_reads_no_file_that_it_should_not() {
 /// A shell's `<(…)` is a pipe, which can be read once.
 #[test]
 fn a_configuration_may_come_from_a_command() {
-    if Program::under_test().flavour != Flavour::Cached {
+    if Program::under_test().flavour != Flavour::Cached
+        || !are_installed("a_configuration_may_come_from_a_command", &["bash"])
+    {
         return;
     }
     for (program, text) in [("cached", "[memcached]"), ("synapsed", "backend = 'memory:'")] {

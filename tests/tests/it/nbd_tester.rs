@@ -6,7 +6,7 @@
 //! directory.
 
 use cached_tests::daemon::{DEADLINE, Daemon};
-use cached_tests::outside::{self, find_program};
+use cached_tests::outside;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -24,8 +24,7 @@ fn tester() -> Option<PathBuf> {
     if path.join("nbd-tester-client").exists() {
         return Some(path);
     }
-    if let Some(missing) = ["apt-get", "cc", "xz"].into_iter().find(|name| find_program(name).is_none()) {
-        outside::skip(TEST, &format!("{missing} is missing"));
+    if !outside::are_installed(TEST, &["apt-get", "cc", "xz"]) {
         return None;
     }
     let fetch = Path::new(env!("CARGO_MANIFEST_DIR")).join("suite/nbd/fetch");

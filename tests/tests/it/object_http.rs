@@ -1,7 +1,7 @@
 //! The object service over HTTP, with curl, with raw sockets, and beside `cachectl`.
 
 use cached_tests::daemon::{Daemon, wait_for, write_secret};
-use cached_tests::outside::{find_program, run, skip, text};
+use cached_tests::outside::{are_installed, run, text};
 use cached_tests::program::workspace_programs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -182,8 +182,8 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
 
 #[test]
 fn curl_uses_objects_and_cachectl_sees_the_same_bytes() {
-    if find_program("curl").is_none() {
-        return skip("curl_uses_objects_and_cachectl_sees_the_same_bytes", "curl is missing");
+    if !are_installed("curl_uses_objects_and_cachectl_sees_the_same_bytes", &["curl"]) {
+        return;
     }
     Node::both(|node| {
         let content = pattern(300_001);
@@ -400,8 +400,8 @@ read = ["public"]
 
 #[test]
 fn keys_decide_what_a_client_may_do() {
-    if find_program("curl").is_none() {
-        return skip("keys_decide_what_a_client_may_do", "curl is missing");
+    if !are_installed("keys_decide_what_a_client_may_do", &["curl"]) {
+        return;
     }
     let node = Node::start(
         "synapsed",

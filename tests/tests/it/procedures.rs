@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 /// The programs that the examples need in addition to the workspace's own.
-const OUTSIDE: [&str; 8] = ["unshare", "ip", "nc", "openssl", "qemu-io", "jq", "install", "curl"];
+const OUTSIDE: [&str; 9] = ["unshare", "bash", "ip", "nc", "openssl", "qemu-io", "jq", "install", "curl"];
 
 /// The pages, without the ending.
 const PAGES: [&str; 11] = [

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 /// The programs that the examples need in addition to a Rust toolchain.
-const OUTSIDE: [&str; 6] = ["unshare", "ip", "nc", "qemu-io", "python3", "curl"];
+const OUTSIDE: [&str; 7] = ["unshare", "bash", "ip", "nc", "qemu-io", "python3", "curl"];
 
 /// Prepares the environment of the examples: a clone, a `cargo` with built programs, and an `aws`.
 /// Returns the `PATH`.

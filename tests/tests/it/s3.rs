@@ -3,7 +3,7 @@
 
 use cached_tests::daemon::{Daemon, wait_for};
 use cached_tests::http;
-use cached_tests::outside::{find_program, run, skip, text};
+use cached_tests::outside::{are_installed, run, skip, text};
 use cached_tests::program::repository;
 use cached_tests::python;
 use cached_tests::s3::sidecar::Sidecar;
@@ -157,8 +157,8 @@ fn aws_cli_and_rclone_synchronise_directories_through_the_sidecar() {
     }
     aws(&["s3", "rm", "--recursive", "s3://files/by-aws"]);
 
-    if find_program("rclone").is_none() {
-        return skip("rclone through the sidecar", "there is no rclone");
+    if !are_installed("rclone through the sidecar", &["rclone"]) {
+        return;
     }
     let remote = format!(
         ":s3,provider=Other,access_key_id=key,secret_access_key=secret,region=us-east-1,endpoint='{}':files/by-rclone",

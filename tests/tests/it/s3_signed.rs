@@ -3,7 +3,7 @@
 //! s3fs read their own writes through the sidecar.
 
 use cached_tests::daemon::{DEADLINE, wait_for};
-use cached_tests::outside::{announce_skip, find_program, run, skip, text};
+use cached_tests::outside::{announce_skip, are_installed, find_program, run, skip, text};
 use cached_tests::program::repository;
 use cached_tests::python;
 use cached_tests::s3::endpoint::{Endpoint, Kind, User};
@@ -174,8 +174,8 @@ fn aws_cli_synchronises_directories() {
 #[ignore = "long: s3, before versitygw"]
 fn rclone_synchronises_checks_and_keeps_both_sides_equal() {
     let test = "rclone through the sidecar";
-    if find_program("rclone").is_none() {
-        return skip(test, "there is no rclone");
+    if !are_installed(test, &["rclone"]) {
+        return;
     }
     let Some(both) = Both::start(test) else { return };
     let remote = |place: &str| {

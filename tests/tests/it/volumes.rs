@@ -4,7 +4,7 @@
 use cached_tests::daemon::{DEADLINE, Daemon, wait_for};
 use cached_tests::http;
 use cached_tests::nbd::Disk;
-use cached_tests::outside::{find_program, run, skip, text};
+use cached_tests::outside::{are_installed, run, text};
 use cached_tests::reference;
 use serde_json::{Value, json};
 use std::process::Command;
@@ -435,8 +435,8 @@ fn clients_have_the_exports_that_are_named_and_are_counted() {
 #[test]
 fn the_clients_that_people_use_get_their_data_back() {
     let programs = ["qemu-io", "qemu-img", "nbdcopy", "nbdinfo"];
-    if let Some(missing) = programs.iter().find(|name| find_program(name).is_none()) {
-        return skip("the_clients_that_people_use_get_their_data_back", &format!("{missing} is missing"));
+    if !are_installed("the_clients_that_people_use_get_their_data_back", &programs) {
+        return;
     }
     let daemon = start(true);
     create(&daemon, "disk");

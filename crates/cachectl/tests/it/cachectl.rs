@@ -6,6 +6,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use test_kit::outside::skip;
+
 struct Probe {
     dir: tempfile::TempDir,
 }
@@ -317,15 +319,36 @@ fn a_store_is_made_on_request_only() {
     assert_eq!(std::fs::read_dir(&other).unwrap().count(), 1);
 }
 
-/// Returns whether this test may act for other users and mount file systems; otherwise prints that
-/// it is skipped.
-fn is_root(what: &str) -> bool {
+/// Returns whether this test may act for other users; otherwise prints that it is skipped.
+fn is_root() -> bool {
     let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
     if !is_root {
-        eprintln!("SKIPPED: {what} needs root");
-        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: {what}");
+        skip("acting for another user", "only root may do this");
     }
     is_root
+}
+
+/// Makes a directory a read-only mount of itself, which [`unmount`] undoes. Returns whether it is one;
+/// otherwise prints that `test` is skipped.
+pub(crate) fn mount_read_only(test: &str, dir: &Path) -> bool {
+    let mount = |arguments: &[&str]| {
+        let done = Command::new("mount").args(arguments).arg(dir).arg(dir).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    let is_bound = mount(&["--bind"]);
+    let is_mounted = is_bound && mount(&["-o", "remount,bind,ro"]);
+    if is_bound && !is_mounted {
+        unmount(dir);
+    }
+    if !is_mounted {
+        skip(test, "this machine does not let tests mount");
+    }
+    is_mounted
+}
+
+#[track_caller]
+pub(crate) fn unmount(dir: &Path) {
+    assert!(Command::new("umount").arg(dir).status().unwrap().success(), "{} stays mounted", dir.display());
 }
 
 /// Owner, inode, length and modification time, in seconds and nanoseconds.
@@ -350,7 +373,7 @@ const SERVICE: u32 = 65_534;
 
 #[test]
 fn reading_a_store_of_another_user_changes_nothing_and_what_root_makes_there_is_that_users() {
-    if !is_root("acting for another user") {
+    if !is_root() {
         return;
     }
     let probe = Probe::new();
@@ -379,7 +402,7 @@ fn reading_a_store_of_another_user_changes_nothing_and_what_root_makes_there_is_
 
 #[test]
 fn what_cannot_be_read_is_not_taken_for_damage_and_not_repaired() {
-    if !is_root("acting for another user") {
+    if !is_root() {
         return;
     }
     let probe = Probe::new();
@@ -470,21 +493,11 @@ fn a_fifo_in_the_place_of_a_file_holds_nothing_up() {
 
 #[test]
 fn a_read_only_mount_is_read() {
-    if !is_root("mounting") {
-        return;
-    }
     let probe = Probe::new();
     let input = probe.file("in", b"x");
     probe.ok(&["put", "x", &input]);
     let store = probe.path("store");
-    let mount = |arguments: &[&str]| {
-        let done = Command::new("mount").args(arguments).arg(&store).arg(&store).output().unwrap();
-        done.status.success()
-    };
-    if !mount(&["--bind"]) || !mount(&["-o", "remount,bind,ro"]) {
-        eprintln!("SKIPPED: this machine does not let tests mount");
-        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: a read-only mount");
-        let _ = Command::new("umount").arg(&store).status();
+    if !mount_read_only("a store on a read-only mount", &store) {
         return;
     }
     let outputs = [&["get", "x"][..], &["ls", "-1"], &["put", "x", &input], &["rm", "x"]]
@@ -493,7 +506,7 @@ fn a_read_only_mount_is_read() {
         Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("fsck").arg(&store).args(repair).output().unwrap()
     });
     // Before any assertion, so that the mount is always removed.
-    assert!(Command::new("umount").arg(&store).status().unwrap().success());
+    unmount(&store);
     assert_eq!(outputs[0].stdout, b"x");
     assert_eq!(outputs[1].stdout, b"x\n");
     for changing in &outputs[2..] {
@@ -538,18 +551,13 @@ fn a_command_whose_output_nobody_reads_ends_without_a_word() {
 
 #[test]
 fn objects_are_removed_from_a_full_disk() {
-    if !is_root("mounting") {
-        return;
-    }
     let probe = Probe::empty();
     let input = probe.file("in", &pattern(300_000));
     let store = probe.path("store");
     std::fs::create_dir(&store).unwrap();
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&store).output();
     if !mounted.is_ok_and(|done| done.status.success()) {
-        eprintln!("SKIPPED: this machine does not let tests mount");
-        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: a full disk");
-        return;
+        return skip("a full disk", "this machine does not let tests mount");
     }
     let init = Command::new(env!("CARGO_BIN_EXE_cachectl")).arg("init").arg(&store).output().unwrap();
     let put = probe.run(&["put", "x", &input]);
@@ -560,7 +568,7 @@ fn objects_are_removed_from_a_full_disk() {
         .map(|command| probe.run(command));
     // Before any assertion, so that the mount is always removed.
     drop(filler);
-    assert!(Command::new("umount").arg(&store).status().unwrap().success());
+    unmount(&store);
     assert!(init.status.success() && put.status.success(), "{init:?} {put:?}");
     let codes = results.each_ref().map(|output| output.status.code());
     assert_eq!(codes, [Some(5), Some(0), Some(0), Some(0)], "{results:?}");

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use cached_journal::{Head, Journal, JournalConfig, Kind, Object, Position, Record, Scope};
 use serde_json::Value;
 
+use crate::cachectl::{mount_read_only, unmount};
+
 const WRITE: Kind = Kind(1);
 const DELETE: Kind = Kind(7);
 const SEGMENT_BYTES: u64 = 1 << 20;
@@ -333,15 +335,7 @@ fn a_journal_of_another_user_or_on_a_read_only_mount_is_only_read() {
     probe.journal_ends("verify", &[], 0);
     probe.journal_ends("export", &[probe.path("saved").to_str().unwrap()], 0);
     assert_eq!(entries(), before);
-    let mount = |arguments: &[&str]| {
-        let journal = probe.journal();
-        let done = Command::new("mount").args(arguments).arg(&journal).arg(&journal).output();
-        done.is_ok_and(|done| done.status.success())
-    };
-    if !mount(&["--bind"]) || !mount(&["-o", "remount,bind,ro"]) {
-        eprintln!("SKIPPED: this machine does not let tests mount");
-        assert!(std::env::var_os("CACHED_REQUIRE_ALL").is_none(), "skipped: a read-only mount");
-        let _ = Command::new("umount").arg(probe.journal()).output();
+    if !mount_read_only("a journal on a read-only mount", &probe.journal()) {
         return;
     }
     let to = probe.path("saved-again");
@@ -349,7 +343,7 @@ fn a_journal_of_another_user_or_on_a_read_only_mount_is_only_read() {
         [("inspect", &[][..]), ("verify", &[]), ("export", &[to.to_str().unwrap()]), ("discard", &["--yes"])]
             .map(|(command, more)| probe.journal_command(command, more));
     // Before any assertion, so that the mount is always removed.
-    assert!(Command::new("umount").arg(probe.journal()).status().unwrap().success());
+    unmount(&probe.journal());
     assert_eq!(
         outputs.each_ref().map(|output| output.status.code()),
         [Some(0), Some(0), Some(0), Some(2)],

@@ -6,10 +6,11 @@ use blocker::{Epoch, WriterId};
 use cached_registry::election::{Candidate, Cause, Claimed, Elector, Leadership, Part, Release, elect};
 use cached_registry::{Registry, Result};
 use test_kit::memory_directory;
+use test_kit::outside::are_installed;
 
 use crate::bodies::{on_disk, run, table};
 use crate::contract::create;
-use crate::etcd_server::{Etcd, is_installed};
+use crate::etcd_server::Etcd;
 
 /// The lease on a disk, where a host looks for changes several times during each lease.
 const LEASE: Duration = Duration::from_secs(9);
@@ -46,7 +47,7 @@ fn a_disk_elects_a_leader_beside_its_documents() {
 
 #[test]
 fn etcd_elects_a_leader() {
-    if !is_installed("etcd_elects_a_leader") {
+    if !are_installed("etcd_elects_a_leader", &["etcd"]) {
         return;
     }
     let etcd = Etcd::start(false);

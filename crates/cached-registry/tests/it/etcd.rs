@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use cached_registry::{Change, Error, Expect, Registry};
+use test_kit::outside::are_installed;
 
 use crate::bodies::{run, table};
 use crate::contract::{check, create, key, until};
-use crate::etcd_server::{Etcd, free_port, is_installed};
+use crate::etcd_server::{Etcd, free_port};
 
 /// The time limit of a request is the longest: etcd may wait for a slow disk.
 fn open(keys: &str) -> Registry {
@@ -42,7 +43,7 @@ fn enable_passwords(etcd: &Etcd) -> String {
 
 #[test]
 fn etcd_keeps_the_contract() {
-    if !is_installed("etcd_keeps_the_contract") {
+    if !are_installed("etcd_keeps_the_contract", &["etcd"]) {
         return;
     }
     let mut etcd = Etcd::start(false);
@@ -95,7 +96,7 @@ async fn quiet_documents_are_watched_across_a_compaction(quiet: &Registry, busy:
 
 #[test]
 fn etcd_with_passwords_and_tls_keeps_the_contract() {
-    if !is_installed("etcd_with_passwords_and_tls_keeps_the_contract") {
+    if !are_installed("etcd_with_passwords_and_tls_keeps_the_contract", &["etcd"]) {
         return;
     }
     let etcd = Etcd::start(true);
@@ -161,7 +162,7 @@ async fn create_soon(registry: &Registry, text: &'static str) {
 
 #[test]
 fn watches_and_logins_survive_members_and_a_majority_that_go_away() {
-    if !is_installed("watches_and_logins_survive_members_and_a_majority_that_go_away") {
+    if !are_installed("watches_and_logins_survive_members_and_a_majority_that_go_away", &["etcd"]) {
         return;
     }
     let mut members = Etcd::cluster(3, false);

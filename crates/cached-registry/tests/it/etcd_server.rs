@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rcgen::{CertificateParams, KeyPair};
+use test_kit::outside::kill_with_thread;
 
 /// The maximum time that etcd may take to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,21 +24,6 @@ pub(crate) struct Etcd {
     cluster: String,
     dir: tempfile::TempDir,
     uses_tls: bool,
-}
-
-/// Returns whether etcd is installed; otherwise reports a skipped test, bypassing the test runner's
-/// capture.
-pub(crate) fn is_installed(test: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    if std::env::split_paths(&path).any(|dir| dir.join("etcd").is_file()) {
-        return true;
-    }
-    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
-    assert!(!all, "{test}: etcd is not installed, and CACHED_REQUIRE_ALL=1 allows no skip");
-    use std::io::Write as _;
-    let mut terminal = std::io::stderr().lock();
-    writeln!(terminal, "\n*** SKIPPED {test}: etcd is not installed (Debian: etcd-server) ***").unwrap();
-    false
 }
 
 /// Returns a port that nothing uses, below those of outgoing connections, and that this function has
@@ -153,12 +139,6 @@ fn spawn(dir: &Path, url: &str, name: &str, peer: &str, cluster: &str, uses_tls:
     }
     // A process group of its own, so that an interrupt from the terminal does not end it first.
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).process_group(0);
-    // SAFETY: prctl is async-signal-safe and touches no memory of ours.
-    unsafe {
-        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
+    kill_with_thread(&mut command);
     command.spawn().unwrap()
 }

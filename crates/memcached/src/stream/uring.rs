@@ -155,10 +155,12 @@ impl Uring {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
+    use test_kit::outside::announce_skip;
 
     /// Returns a ring; `None`, with a message, where the system does not allow any.
     fn ring() -> Option<Uring> {
-        Uring::open().inspect_err(|error| eprintln!("SKIPPED: no io_uring here: {error}")).ok()
+        let told = |error: &io::Error| announce_skip("io_uring", &format!("not allowed here: {error}"));
+        Uring::open().inspect_err(told).ok()
     }
 
     fn pairs(count: usize) -> (Vec<UnixStream>, Vec<UnixStream>) {

@@ -349,7 +349,7 @@ mod tests {
             let shared = Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into());
             let worker = Worker::new(0, Arc::new(shared)).expect("descriptors");
             if worker.bundles.is_none() {
-                eprintln!("SKIPPED: no io_uring here");
+                test_kit::outside::announce_skip("bundles", "this system allows no io_uring");
                 return None;
             }
             let mut bench = Bench { worker, clients: Vec::new() };

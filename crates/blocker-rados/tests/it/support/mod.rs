@@ -12,6 +12,7 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::{Blocker, BlockerExt, Name, Namespace, ObjectId, ReadRequest, Result, WriteRequest};
 use blocker_rados::{RadosConfig, RadosStore};
+use test_kit::outside::are_installed;
 
 pub(crate) struct Cluster {
     dir: PathBuf,
@@ -42,8 +43,8 @@ impl Cluster {
     }
 
     fn up_with(name: &str, user: Option<&'static str>, arguments: &[&str]) -> Option<Self> {
-        if let Some(missing) = ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|name| !has(name)) {
-            skip(&format!("tests on RADOS ({name})"), &format!("{missing} is not installed"));
+        let programs = ["ceph-mon", "ceph-osd", "ceph", "rados"];
+        if !are_installed(&format!("tests on RADOS ({name})"), &programs) {
             return None;
         }
         static CLUSTERS: AtomicU32 = AtomicU32::new(0);
@@ -113,23 +114,6 @@ impl Cluster {
     pub(crate) fn open(&self, config: &RadosConfig) -> Arc<RadosStore> {
         Arc::new(RadosStore::open(config.clone()).unwrap())
     }
-}
-
-fn has(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
-}
-
-/// Reports skipped tests, bypassing the test runner's capture.
-///
-/// # Panics
-/// Panics if `CACHED_REQUIRE_ALL=1` is set.
-fn skip(what: &str, why: &str) {
-    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
-    assert!(!all, "{what}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
-    let line = format!("\n*** SKIPPED {what}: {why} ***\n");
-    // SAFETY: a live buffer of that length; descriptor 2 may be anything, an error is ignored.
-    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
 pub(crate) fn object(name: impl AsRef<[u8]>) -> ObjectId {

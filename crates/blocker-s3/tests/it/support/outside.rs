@@ -23,9 +23,12 @@ use blocker_s3::object_store::path::Path as Key;
 use blocker_s3::object_store::signer::{Method, Signer};
 use blocker_s3::object_store::{self, ClientOptions, ObjectStore};
 use http_body_util::BodyExt;
+use test_kit::outside::{are_installed, fetch, find_program, skip};
 
 /// How long a server may take to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How long one step of an installation may take.
+const INSTALL_DEADLINE: Duration = Duration::from_secs(600);
 
 /// The number of servers and ports that this process has requested.
 static SERVERS: AtomicU32 = AtomicU32::new(0);
@@ -45,21 +48,6 @@ enum Process {
     Ceph(PathBuf),
 }
 
-/// Reports a skipped test, bypassing the test runner's capture.
-///
-/// # Panics
-/// Panics if `CACHED_REQUIRE_ALL=1` is set.
-fn skip<T>(name: &str, why: &str) -> Option<T> {
-    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
-    assert!(!all, "tests on {name}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
-    let line = format!("\n*** SKIPPED tests on {name}: {why} ***\n");
-    let _ = std::fs::File::options()
-        .write(true)
-        .open("/dev/stderr")
-        .and_then(|mut to| to.write_all(line.as_bytes()));
-    None
-}
-
 fn tests_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
 }
@@ -70,15 +58,6 @@ fn directory(name: &str) -> PathBuf {
     let dir = tests_dir().join(format!("s3-{name}-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     dir
-}
-
-/// Runs a command. The error is the end of its output.
-fn run_to_end(command: &mut Command) -> Result<(), String> {
-    let output = command.stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned())
 }
 
 /// Installs moto if it is missing. Returns the folder of its programs.
@@ -93,26 +72,13 @@ fn install_moto() -> Result<PathBuf, String> {
     if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(programs);
     }
-    let mut make = Command::new("python3");
-    make.args(["-m", "venv", "--clear"]).arg(&environment);
+    let mut make = Command::new(find_program("python3").ok_or("there is no python3")?);
+    fetch(make.args(["-m", "venv", "--clear"]).arg(&environment), INSTALL_DEADLINE)?;
     let mut fill = Command::new(programs.join("python"));
     fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]);
-    for (step, attempts) in [(&mut make, 1), (&mut fill, 3)] {
-        let mut outcome = Ok(());
-        for _ in 0..attempts {
-            outcome = run_to_end(step);
-            if outcome.is_ok() {
-                break;
-            }
-        }
-        outcome?;
-    }
+    fetch(&mut fill, INSTALL_DEADLINE)?;
     std::fs::write(&done, wanted).map_err(|error| error.to_string())?;
     Ok(programs)
-}
-
-fn in_path(name: &str) -> Option<PathBuf> {
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 /// Returns a free port below those that the system uses for outgoing connections.
@@ -146,7 +112,10 @@ impl Outside {
     pub(crate) fn moto() -> Option<Self> {
         let programs = match install_moto() {
             Ok(programs) => programs,
-            Err(why) => return skip("moto", &why),
+            Err(why) => {
+                skip("tests on moto", &why);
+                return None;
+            }
         };
         let mut child = Command::new(programs.join("python"))
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/moto/server.py"))
@@ -164,8 +133,10 @@ impl Outside {
     /// Starts versitygw with a new directory as its storage.
     pub(crate) fn versitygw() -> Option<Self> {
         let tool = tests_dir().join("tools/versitygw");
-        let Some(program) = Some(tool).filter(|tool| tool.is_file()).or_else(|| in_path("versitygw")) else {
-            return skip("versitygw", "it is not installed");
+        let Some(program) = Some(tool).filter(|tool| tool.is_file()).or_else(|| find_program("versitygw"))
+        else {
+            skip("tests on versitygw", "it is not installed");
+            return None;
         };
         let dir = directory("versitygw");
         std::fs::create_dir_all(dir.join("data")).unwrap();
@@ -206,8 +177,8 @@ impl Outside {
     /// Starts radosgw with a Ceph of one monitor and one OSD.
     pub(crate) fn radosgw() -> Option<Self> {
         let needed = ["ceph-mon", "ceph-osd", "ceph", "rados", "radosgw", "radosgw-admin"];
-        if let Some(missing) = needed.into_iter().find(|name| in_path(name).is_none()) {
-            return skip("radosgw", &format!("{missing} is not installed"));
+        if !are_installed("tests on radosgw", &needed) {
+            return None;
         }
         let dir = directory("radosgw");
         let cluster = dir.join("ceph");

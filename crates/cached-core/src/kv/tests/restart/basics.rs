@@ -470,8 +470,7 @@ fn the_file_is_private_and_its_users_own() {
     if let Err(error) = std::os::unix::fs::chown(&path, Some(other), None) {
         // Only root can change the owner of a file.
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
-        eprintln!("SKIPPED: a memory file of another user; run as root");
-        return;
+        return test_kit::outside::skip("a memory file of another user", "only root can make one");
     }
     let refused = ArenaFile::open(&path).unwrap_err();
     assert!(matches!(refused, ArenaFileError::NotOwned { owner, .. } if owner == other), "{refused}");

@@ -2,34 +2,42 @@
 //!
 //! `CACHED_REQUIRE_ALL=1`, as `.ci/run` sets it, turns every skip into a failure.
 
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-/// Returns whether a skip counts as a failure.
-pub fn require_all() -> bool {
-    std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1")
-}
 
 /// Prints that a test is skipped, bypassing the test runner's capture.
 ///
 /// # Panics
 /// Panics if `CACHED_REQUIRE_ALL=1` is set.
 pub fn skip(test: &str, why: &str) {
-    assert!(!require_all(), "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
+    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    assert!(!all, "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
     announce_skip(test, why);
 }
 
 /// Prints that a test is skipped for a reason that no installation can remove, bypassing the test
 /// runner's capture.
 pub fn announce_skip(test: &str, why: &str) {
-    // The test runner captures the print macros of a passing test; a skip must be visible, so it is
-    // written to the descriptor itself.
+    // The test runner captures the print macros of a passing test, but not what is written to the
+    // stream itself. One write, so that concurrent tests do not mix their lines.
     let line = format!("\n*** SKIPPED {test}: {why} ***\n");
-    // SAFETY: the buffer is live and has that length; descriptor 2 may be any file, and errors are
-    // ignored.
-    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Returns whether these programs are in `PATH`; otherwise prints that a test is skipped.
+///
+/// # Panics
+/// Panics as [`skip`] does.
+#[must_use]
+pub fn are_installed(test: &str, programs: &[&str]) -> bool {
+    let missing: Vec<_> = programs.iter().copied().filter(|name| find_program(name).is_none()).collect();
+    if !missing.is_empty() {
+        skip(test, &format!("not installed: {}", missing.join(", ")));
+    }
+    missing.is_empty()
 }
 
 /// Returns the full path of a program in `PATH`.
@@ -117,4 +125,17 @@ fn try_run(command: &mut Command, deadline: Duration) -> Result<Output, String> 
 /// Returns both streams of a program's output as text.
 pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_in_the_path_are_programs() {
+        assert!(find_program("sh").is_some_and(|path| path.is_file()));
+        assert_eq!(find_program("no-such-program"), None);
+        // Each directory of PATH has this entry.
+        assert_eq!(find_program("."), None);
+    }
 }
