@@ -229,7 +229,8 @@ fn damage(directory: &std::path::Path, payload: &[u8]) {
     let mut damaged = 0;
     for file in std::fs::read_dir(directory).unwrap() {
         let path = file.unwrap().path();
-        let bytes = std::fs::read(&path).unwrap();
+        // The open journal prepares segments, and renames them, meanwhile.
+        let Ok(bytes) = std::fs::read(&path) else { continue };
         if let Some(at) = bytes.windows(payload.len()).position(|run| run == payload) {
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&file, &[1], at as u64).unwrap();
