@@ -111,23 +111,26 @@ impl Future for Wait {
     type Output = Result<(), NotDurable>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(outcome) = self.durability.outcome(self.position) {
-            return Poll::Ready(outcome);
-        }
-        let durability = Arc::clone(&self.durability);
-        let mut inner = durability.inner.lock();
-        // A commit stores `decided` before it takes the lock. So either the new value is visible
-        // here, or the commit finds the waker that is registered below.
-        if self.position.0 < durability.decided.load(Ordering::Acquire) {
-            drop(inner);
-            return Poll::Ready(self.durability.outcome(self.position).unwrap_or(Err(NotDurable)));
-        }
-        let waiter = *self.waiter.get_or_insert_with(|| {
-            inner.next_waiter += 1;
-            inner.next_waiter
+        let this = &mut *self;
+        let outcome = this.durability.outcome(this.position).or_else(|| {
+            let mut inner = this.durability.inner.lock();
+            // A commit stores `decided` before it takes the lock. So either the new value is visible
+            // here, or the commit finds the waker that is registered below.
+            if this.position.0 < this.durability.decided() {
+                drop(inner);
+                return this.durability.outcome(this.position);
+            }
+            let waiter = *this.waiter.get_or_insert_with(|| {
+                inner.next_waiter += 1;
+                inner.next_waiter
+            });
+            inner.waiters.insert((this.position.0, waiter), context.waker().clone());
+            None
         });
-        inner.waiters.insert((self.position.0, waiter), context.waker().clone());
-        Poll::Pending
+        let Some(outcome) = outcome else { return Poll::Pending };
+        // The commit takes the waker, if it has not done so yet.
+        this.waiter = None;
+        Poll::Ready(outcome)
     }
 }
 

@@ -85,7 +85,8 @@ fn cpu_of(writers: usize, arguments: &Arguments, ideal: &Ideal, journal: &Journa
         let cached: Arc<dyn Blocker> = cache(cached_store, WriteMode::Back, None)?.into();
         let store: Arc<dyn Blocker> = Arc::new(Memory::default());
         load::preload(&*store, OBJECTS)?;
-        let logged: Arc<dyn Blocker> = cache(store, WriteMode::Back, Some(journal))?.into();
+        let journaled = cache(store, WriteMode::Back, Some(journal))?;
+        let logged: Arc<dyn Blocker> = journaled.clone().into();
         let rate = |cache: &Arc<dyn Blocker>| {
             measure(|| {
                 let outcome = load::run(cache, &load(writers, arguments))?;
@@ -107,6 +108,8 @@ fn cpu_of(writers: usize, arguments: &Arguments, ideal: &Ideal, journal: &Journa
         alone.push(logged_cpu / cached_cpu);
         by_parts.push(logged_cpu / (cached_cpu + crc_cpu + write_cpu));
         block_on(logged.flush(FlushRequest::new(Scope::All)))?;
+        // The next round opens the journal again.
+        block_on(journaled.close_journal())?;
     }
     println!("{writers} writers: CPU of a journaled 4 KiB / of a cached one: {:.2}", median(alone));
     let name = format!("CPU of a journaled 4 KiB / (cached + CRC + write), {writers} writers");

@@ -15,7 +15,6 @@ use super::cache::ObjectCache;
 use super::memory::buckets_of;
 use super::read;
 use super::shared::Shared;
-use super::shared::handle::Handle;
 use super::state::{Env, Object, PREFETCHED_BYTES_MAX};
 use super::tasks::deadline::is_late;
 use super::write::apply::{apply_at_once, is_too_large};
@@ -50,10 +49,9 @@ impl ObjectCache {
         {
             return match answer {
                 Ok(applied) if asked != Durability::Cached => {
-                    let found = shared.find(hash, &request.object).map(|found| Handle::of(shared, found));
-                    let handle = found.ok_or(request.object);
-                    let (shared, deadline) = (Arc::clone(shared), request.call.deadline);
-                    Reply::pending(write_back::acknowledge(shared, handle, applied, asked, deadline))
+                    let (shared, object, deadline) =
+                        (Arc::clone(shared), request.object, request.call.deadline);
+                    Reply::pending(write_back::acknowledge(shared, object, hash, applied, asked, deadline))
                 }
                 answer => Reply::Ready(answer.map(|applied| applied.reply)),
             };

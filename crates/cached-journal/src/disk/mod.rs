@@ -10,12 +10,13 @@ pub mod simulated;
 
 use std::fs::{self, File};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blocker::file::directory::{Owner, open_regular};
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, OFlags, StatxFlags, makedev, statx};
 use rustix::io::Errno;
 
 /// The identity of a file, whatever names lead to it: its device and inode number.
@@ -145,9 +146,19 @@ impl RealDisk {
         } else {
             None
         };
-        let metadata = buffered.metadata()?;
-        Ok(Arc::new(RealFile { buffered, direct, id: (metadata.dev(), metadata.ino()) }))
+        let id = id_of(&buffered, Path::new(""))?;
+        Ok(Arc::new(RealFile { buffered, direct, id }))
     }
+}
+
+/// Returns the identity of the file at `path` from `directory`, or of `directory` itself, which may
+/// be a file, if `path` is empty.
+///
+/// Asks for nothing else: after someone has asked for a file's times, file systems with fine-grained
+/// timestamps change them at the next write, and some write them to the disk with the next sync.
+fn id_of(directory: impl AsFd, path: &Path) -> io::Result<FileId> {
+    let found = statx(directory, path, AtFlags::EMPTY_PATH, StatxFlags::INO)?;
+    Ok((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
 impl Disk for RealDisk {
@@ -181,7 +192,7 @@ impl Disk for RealDisk {
     }
 
     fn id(&self, name: &str) -> io::Result<FileId> {
-        fs::metadata(self.root.join(name)).map(|found| (found.dev(), found.ino()))
+        id_of(CWD, &self.root.join(name))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -69,24 +69,24 @@ pub(crate) async fn change(
     _taken: TakenMode,
 ) -> Result<ChangeReply> {
     let (deadline, durability) = (request.call.deadline, request.terms.durability);
+    let object = request.object.clone();
     let decision = Arc::new(Decision::default());
     let own = Arc::clone(&decision);
     let work = async {
-        let handle = Handle::acquire(&shared, &request.object, hash).await?;
-        let applied = apply_when_possible(&handle, request, copied, own, None).await?;
-        Ok((handle, applied))
+        let handle = Handle::acquire(&shared, &object, hash).await?;
+        apply_when_possible(&handle, request, copied, own, None).await
     };
     let give_up = || decision.give_up();
     let late = || Error::DeadlinePassed;
-    let (handle, applied) = until_given_up(&*shared.clock, deadline, give_up, late, work).await?;
-    acknowledge(shared, Ok(handle), applied, durability, deadline).await
+    let applied = until_given_up(&*shared.clock, deadline, give_up, late, work).await?;
+    acknowledge(shared, object, hash, applied, durability, deadline).await
 }
 
-/// Waits until an applied change has the requested durability. Without a handle, the object has
-/// left the index, so all of its changes are stored or lost.
+/// Waits until an applied change has the requested durability.
 pub(crate) async fn acknowledge(
     shared: Arc<Shared>,
-    handle: std::result::Result<Handle, ObjectId>,
+    object: ObjectId,
+    hash: u64,
     applied: Applied,
     asked: Durability,
     deadline: Option<Timestamp>,
@@ -106,17 +106,19 @@ pub(crate) async fn acknowledge(
         }
         must_store = true;
     }
-    let object = handle.as_ref().map_or_else(Clone::clone, |handle| handle.id().clone());
     let ticket = Arc::new(FlushTicket::default());
     let late = || Error::NotStored(ticket.why());
     let stored = async {
-        if must_store && let Ok(handle) = &handle {
-            expedite(handle, &ticket, queue_number).await?;
+        // If the object has left the index, all of its changes are stored or lost.
+        if must_store && let Some(found) = shared.find(hash, &object) {
+            let handle = Handle::of(&shared, found);
+            expedite(&handle, &ticket, queue_number).await?;
             Stored(Arc::clone(&ticket)).await?;
         }
         log_waits::not_draining(&shared.journal, Some(&object.namespace)).await
     };
-    until(&*shared.clock, deadline, late, stored).await?;
+    // Boxed, because hardly any change waits for the store: the others' future would have room for it.
+    until(&*shared.clock, deadline, late, Box::pin(stored)).await?;
     if must_store {
         shared.objects.losses.check(&Scope::Object(object))?;
     }
