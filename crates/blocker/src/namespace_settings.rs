@@ -1,10 +1,10 @@
 //! A namespace's settings, write mode and state.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Error, Namespace, Result};
 
@@ -121,7 +121,7 @@ pub struct NamespaceSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<WriteMode>,
     #[serde(flatten)]
-    values: BTreeMap<NamespaceKey, Option<u64>>,
+    values: Values,
 }
 
 impl NamespaceSettings {
@@ -135,18 +135,29 @@ impl NamespaceSettings {
 
     /// Sets a value as [`with`](Self::with) does.
     pub fn set(&mut self, key: NamespaceKey, value: impl Into<Option<u64>>) {
-        self.values.insert(key, value.into());
+        let value = value.into();
+        match self.place(key) {
+            Ok(at) => self.values.0[at].1 = value,
+            Err(at) => self.values.0.insert(at, (key, value)),
+        }
     }
 
     /// Removes a value, so that other sources decide the setting.
     pub fn unset(&mut self, key: NamespaceKey) {
-        self.values.remove(&key);
+        if let Ok(at) = self.place(key) {
+            self.values.0.remove(at);
+        }
     }
 
     /// Returns a value: `None` if the key is not set, `Some(None)` if the key is set to no value.
     #[must_use]
     pub fn get(&self, key: NamespaceKey) -> Option<Option<u64>> {
-        self.values.get(&key).copied()
+        self.place(key).ok().map(|at| self.values.0[at].1)
+    }
+
+    /// Returns where a key is among the values, or where it would be inserted.
+    fn place(&self, key: NamespaceKey) -> Result<usize, usize> {
+        self.values.0.binary_search_by_key(&key, |(key, _)| *key)
     }
 
     /// Returns a key's number, if it has one.
@@ -157,26 +168,60 @@ impl NamespaceSettings {
 
     /// Returns the values that are set, except the write mode, in the order of the keys.
     pub fn values(&self) -> impl ExactSizeIterator<Item = (NamespaceKey, Option<u64>)> {
-        self.values.iter().map(|(key, value)| (*key, *value))
+        self.values.0.iter().copied()
     }
 
     /// Returns whether nothing is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.write.is_none() && self.values.is_empty()
+        self.write.is_none() && self.values.0.is_empty()
     }
 
     /// Overrides these settings with the settings of a stronger source.
     pub fn extend(&mut self, stronger: &Self) {
         self.write = stronger.write.or(self.write);
-        self.values.extend(&stronger.values);
+        stronger.values().for_each(|(key, value)| self.set(key, value));
+    }
+}
+
+/// The values that are set, in the order of their keys. Serialized as a map.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Values(Vec<(NamespaceKey, Option<u64>)>);
+
+impl Serialize for Values {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
+}
+
+impl<'de> Deserialize<'de> for Values {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Values;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the settings of a namespace")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Values, A::Error> {
+                let mut settings = NamespaceSettings::default();
+                while let Some((key, value)) = map.next_entry::<NamespaceKey, Option<u64>>()? {
+                    settings.set(key, value);
+                }
+                Ok(settings.values)
+            }
+        }
+
+        deserializer.deserialize_map(Entries)
     }
 }
 
 /// Returns settings with only a write mode.
 impl From<WriteMode> for NamespaceSettings {
     fn from(mode: WriteMode) -> Self {
-        Self { write: Some(mode), values: BTreeMap::new() }
+        Self { write: Some(mode), ..Self::default() }
     }
 }
 

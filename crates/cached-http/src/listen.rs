@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,12 +85,13 @@ pub async fn accept<S: Server>(
         match Arc::clone(server.permits()).try_acquire_owned() {
             Ok(permit) => {
                 let serving = server.clone().serve(socket, peer);
-                connections.spawn(async move {
+                let serving = async move {
                     if let Err(error) = serving.await {
                         tracing::debug!(%peer, cause = error, "a connection of {} has ended", S::NAME);
                     }
                     drop(permit);
-                });
+                };
+                start(&mut connections, Box::pin(serving));
             }
             Err(_) => {
                 // tokio does not know yet whether the socket can be written to, so the system is
@@ -101,4 +102,10 @@ pub async fn accept<S: Server>(
             }
         }
     }
+}
+
+/// Starts a task. tokio's code is compiled for each type of future that it runs as a task; all connections
+/// are of one type.
+fn start(connections: &mut JoinSet<()>, serving: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    connections.spawn(serving);
 }

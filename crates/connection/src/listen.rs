@@ -3,11 +3,13 @@
 use std::future::Future;
 use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use crate::address::{Bound, ListenError, ListeningSocket};
 use crate::places::{Connections, Peer, Place, Refusal};
@@ -128,7 +130,7 @@ pub fn serve_all<S: Service, const PORT: u16>(
     };
     let failed = |cause| ListenError { address: socket.address().clone(), cause };
     let listener = Listener { socket: registered().map_err(failed)?, file };
-    let accepting = tokio::spawn(accept(Arc::clone(service), listener));
+    let accepting = spawn(accept(Arc::clone(service), listener));
     service.connections().add_listener(accepting);
     Ok(())
 }
@@ -155,11 +157,24 @@ async fn accept<S: Service>(service: Arc<S>, listener: Listener) {
             }
         };
         let workers = service.workers();
-        let task = match workers.get(next_worker % workers.len().max(1)) {
-            Some(worker) => worker.spawn(serving),
-            None => tokio::spawn(serving),
+        let task = {
+            let _worker = workers.get(next_worker % workers.len().max(1)).map(Handle::enter);
+            spawn(serving)
         };
         next_worker = next_worker.wrapping_add(1);
         service.connections().add_task(task.abort_handle());
     }
+}
+
+/// Runs a task in the current runtime. tokio's code is compiled for each type of future that it runs as a
+/// task; all tasks from here are of one type.
+///
+/// # Panics
+/// Panics if it is called outside of a tokio runtime.
+pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    spawn_boxed(Box::pin(task))
+}
+
+fn spawn_boxed(task: Pin<Box<dyn Future<Output = ()> + Send>>) -> JoinHandle<()> {
+    tokio::spawn(task)
 }

@@ -498,7 +498,7 @@ impl Connection {
         change: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
         let (sender, done) = oneshot::channel();
-        let task = tokio::spawn(async move {
+        let task = connection::spawn(async move {
             // This fails if the connection has ended.
             let _ = sender.send(change.await);
         });

@@ -20,7 +20,7 @@
 //!
 //! Remains of a crash are not damage, but they are reported, and a repair removes them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -140,11 +140,11 @@ struct Check<'a> {
     /// The highest start in any object's version.
     starts: u64,
     /// The highest epoch of any stamp, for each namespace with stamps.
-    epochs: BTreeMap<Namespace, Epoch>,
+    epochs: HashMap<Namespace, Epoch>,
     /// Only headers with at least this version state the size of the file.
     sizes_from: u64,
     /// The names in `damaged/`, after they have been read.
-    aside: Option<BTreeSet<Vec<u8>>>,
+    aside: Option<BTreeSet<Box<[u8]>>>,
     temporaries: u64,
 }
 
@@ -157,7 +157,7 @@ impl<'a> Check<'a> {
             each,
             report: CheckReport::default(),
             starts: 0,
-            epochs: BTreeMap::new(),
+            epochs: HashMap::new(),
             sizes_from: u64::MAX,
             aside: None,
             temporaries: 0,
@@ -383,11 +383,11 @@ impl<'a> Check<'a> {
         let dir = self.root.join("damaged");
         let mut names = match self.aside.take() {
             Some(names) => names,
-            None => self.entries(&dir)?.into_iter().map(|(name, _)| name).collect(),
+            None => self.entries(&dir)?.into_iter().map(|(name, _)| name.into()).collect(),
         };
         let mut target = (0..).map(|number: u64| [format!("{number}-").as_bytes(), name].concat());
-        let target = target.find(|target| !names.contains(target)).unwrap_or_default();
-        names.insert(target.clone());
+        let target = target.find(|target| !names.contains(target.as_slice())).unwrap_or_default();
+        names.insert(target.clone().into());
         self.aside = Some(names);
         Ok(dir.join(OsStr::from_bytes(&target)))
     }

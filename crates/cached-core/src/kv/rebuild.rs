@@ -85,7 +85,7 @@ pub(super) fn rebuild(inner: &Inner, now: u32, check: Check, progress: &RestartP
     }
     link_large(inner, &mut sum);
     let with_items: HashSet<u32> = sum.with_items.iter().map(|region| region.0).collect();
-    inner.log.end_restore(regions, |region| with_items.contains(&region.0));
+    inner.log.end_restore(regions, &|region| with_items.contains(&region.0));
     Restart {
         items: inner.index.stored_and_items().1,
         expired_items: sum.expired,

@@ -107,7 +107,7 @@ pub(super) fn take_over(inner: &mut Inner, file: MappedFile, superblock: Arc<Sup
     let restart = match cold {
         Some(cold) => {
             let (none, _) = inner.log.begin_restore(now);
-            inner.log.end_restore(none, |_| true);
+            inner.log.end_restore(none, &|_| true);
             Restart { cold: Some(cold.to_string()), ..Restart::default() }
         }
         None => {

@@ -31,7 +31,6 @@ pub(crate) use info::{
 use crate::locks::{CONNECTIONS, Lock};
 use connection::Peer;
 use info::HeldSums;
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -40,10 +39,11 @@ use std::time::Duration;
 
 /// All connections, and the sums of the memory that they hold.
 pub(crate) struct Connections {
-    /// The entries by descriptor. A single plain lock is used rather than a concurrent map: the
-    /// table changes when a connection opens or closes, not with each request, and the choice of
-    /// connections to close must see all of them while no other thread makes the same choice.
-    table: Lock<BTreeMap<RawFd, Arc<ConnInfo>>>,
+    /// The entries, each at the index of its descriptor. A single plain lock is used rather than a
+    /// concurrent map: the table changes when a connection opens or closes, not with each request, and
+    /// the choice of connections to close must see all of them while no other thread makes the same
+    /// choice.
+    table: Lock<Vec<Option<Arc<ConnInfo>>>>,
     /// The command queue of each worker.
     queues: Arc<[CommandQueue]>,
     count: AtomicUsize,
@@ -113,7 +113,7 @@ impl Connections {
     /// Returns an empty table for workers with these command queues.
     pub(crate) fn new(queues: Arc<[CommandQueue]>) -> Connections {
         Connections {
-            table: Lock::ranked(BTreeMap::new(), &CONNECTIONS),
+            table: Lock::ranked(Vec::new(), &CONNECTIONS),
             queues,
             count: AtomicUsize::new(0),
             count_peak: AtomicUsize::new(0),
@@ -143,7 +143,11 @@ impl Connections {
         self.total.fetch_add(1, Ordering::Relaxed);
         info.listener.accepted.fetch_add(1, Ordering::Relaxed);
         info.listener.open.fetch_add(1, Ordering::Relaxed);
-        self.table.lock().insert(info.fd, info.clone());
+        let (mut table, at) = (self.table.lock(), info.fd as usize);
+        if table.len() <= at {
+            table.resize(at + 1, None);
+        }
+        table[at] = Some(info.clone());
         info
     }
 
@@ -151,7 +155,7 @@ impl Connections {
     /// may belong to another connection. The connection's memory counts until its [`Holder`] is
     /// dropped.
     pub(crate) fn remove(&self, info: &ConnInfo) {
-        self.table.lock().remove(&info.fd);
+        self.table.lock()[info.fd as usize] = None;
         self.count.fetch_sub(1, Ordering::Relaxed);
         info.listener.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -164,7 +168,7 @@ impl Connections {
     /// Returns the number of connections from the address of `peer`.
     pub(crate) fn count_of(&self, peer: SocketAddr) -> usize {
         let network = Peer::Tcp(peer).network();
-        self.table.lock().values().filter(|info| info.network() == network).count()
+        self.table.lock().iter().flatten().filter(|info| info.network() == network).count()
     }
 
     /// Returns the maximum number of connections that have been open at the same time.
@@ -190,7 +194,7 @@ impl Connections {
 
     /// Returns every connection, ordered by descriptor.
     pub(crate) fn snapshot(&self) -> Vec<Arc<ConnInfo>> {
-        self.table.lock().values().cloned().collect()
+        self.table.lock().iter().flatten().cloned().collect()
     }
 
     /// Closes the TCP connections that have waited for a request since before second `since`.
@@ -229,8 +233,10 @@ impl Connections {
         let table = self.table.lock();
         let age = |info: &ConnInfo| now.saturating_sub(info.held_since.load(Ordering::Relaxed));
         let weight = |info: &ConnInfo| u64::from(age(info)) * info.held().arriving_bytes as u64;
-        let stalled =
-            table.values().filter(|info| !info.is_close_requested() && age(info) >= ARRIVING_SECS_MIN);
+        let stalled = table
+            .iter()
+            .flatten()
+            .filter(|info| !info.is_close_requested() && age(info) >= ARRIVING_SECS_MIN);
         let Some(slowest) = stalled.max_by_key(|info| weight(info)).filter(|info| weight(info) > 0) else {
             return;
         };
@@ -298,7 +304,7 @@ impl Connections {
         // other connection is closed for the same bytes.
         let mut sum = 0;
         let mut holders: Vec<(u64, usize, &Arc<ConnInfo>)> = Vec::new();
-        for info in table.values().filter(|info| !info.is_close_requested()) {
+        for info in table.iter().flatten().filter(|info| !info.is_close_requested()) {
             let bytes = bytes_of(info.held());
             sum += bytes;
             if bytes > which.floor_bytes || which.asking == Some(info.fd) {

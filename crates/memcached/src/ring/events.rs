@@ -1,6 +1,6 @@
 //! The events that the ring reports to the steward of its maps.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{Notify, watch};
 
@@ -13,7 +13,7 @@ pub struct RingEvents {
     /// The ids of moves that this node must abort, because nothing else will: moves that were open when
     /// the process started, and moves whose slots are sealed here although the session has ended. An
     /// id is removed when a map without the move is in force.
-    pub unfinished: watch::Sender<BTreeSet<u64>>,
+    pub unfinished: watch::Sender<HashSet<u64>>,
     /// The version of the latest map that was put in force, or is to be.
     latest: AtomicU64,
 }

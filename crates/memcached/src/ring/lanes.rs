@@ -8,7 +8,7 @@ use super::peers::{Peer, add};
 use super::words::Words;
 use cached_ring::wire::MESSAGE_BYTES_MAX;
 use cached_ring::{Flags, Map, NodeIndex, Outbound, RequestId, Slot, Waiter};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -131,7 +131,7 @@ pub(crate) struct Lanes {
     pub(super) woken: Vec<u32>,
     /// The lanes to previous owners on which requests of these slots are unanswered, which later ones
     /// must not overtake.
-    pub(super) held: BTreeMap<Slot, u16>,
+    pub(super) held: HashMap<Slot, u16>,
     /// The slots of connections with requests that wait until an owner executes them.
     pub(super) again: BTreeSet<u32>,
     /// Counts the occasions at which refused requests may be sent again.
@@ -158,7 +158,7 @@ impl Lanes {
             lanes: Vec::new(),
             next_tag: 0,
             woken: Vec::new(),
-            held: BTreeMap::new(),
+            held: HashMap::new(),
             again: BTreeSet::new(),
             epoch: 0,
             gives_up: false,

@@ -50,7 +50,7 @@ use crate::locks::{Guard, LANES, Lock, RING, SESSIONS};
 use crate::settings::RingSettings;
 use cached_ring::{Map, Move, NODES_MAX, NodeIndex, Slot};
 use life::LaneLimits;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{JoinHandle, Thread};
@@ -119,7 +119,7 @@ struct Maps {
     /// The map that will be in force next.
     next: Option<Arc<Map>>,
     /// The other nodes that are in a map, were in one, or have opened a lane to this node.
-    peers: BTreeMap<String, Arc<Peer>>,
+    peers: HashMap<String, Arc<Peer>>,
     transfers: Transfers,
     /// The senders to callers that wait for a map of a version, or a later one.
     waiting: Vec<(u64, mpsc::Sender<()>)>,
@@ -144,7 +144,7 @@ impl Ring {
         let is_part = |one: &&Move| [one.from, one.to].map(Some).contains(&map.find(&own));
         events.unfinished.send_modify(|ids| ids.extend(map.moves().iter().filter(is_part).map(|one| one.id)));
         let names = map.nodes().iter().map(|node| node.name.as_str()).filter(|name| *name != own);
-        let peers: BTreeMap<String, Arc<Peer>> =
+        let peers: HashMap<String, Arc<Peer>> =
             names.map(|name| (name.to_owned(), Arc::new(Peer::new(name, workers, events.clone())))).collect();
         let lease = Arc::new(RingLease::new(&own, &map, settings.has_leases));
         let limits = LaneLimits::new(settings.peer_timeout, resume_within);

@@ -11,13 +11,13 @@ use super::lanes::{LaneId, Lanes, Route};
 use cached_proto::text::Request;
 use cached_proto::{Decoded, Limits, text};
 use cached_ring::{Flags, Outbound, Slot, slot_of};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::time::Instant;
 
 /// The slots of a lane of which the owner has refused requests with one key. A retrieval of several
 /// keys needs no order: nothing is changed before it is complete.
 #[derive(Default)]
-pub(super) struct Pauses(BTreeMap<Slot, Pause>);
+pub(super) struct Pauses(HashMap<Slot, Pause>);
 
 enum Pause {
     /// A request was refused in this epoch, and none was sent since.

@@ -7,7 +7,7 @@
 use super::words::{Changed, SlotState, Words};
 use super::{Maps, Ring};
 use cached_ring::{Map, Move, NodeIndex, SlotSet};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ pub(crate) const SERVED_MAX: usize = 2;
 #[derive(Default)]
 pub(super) struct Transfers {
     /// The sealed slots of each move, by its id.
-    sealed: BTreeMap<u64, Sealed>,
+    sealed: HashMap<u64, Sealed>,
     filling: Option<Arc<Filling>>,
     /// The number of nodes that copy from this one.
     serving: usize,

@@ -38,7 +38,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, LocalSet};
+use tokio::task::LocalSet;
 
 /// The time that workers may take to end in addition to the time that clients have.
 const END_MARGIN: Duration = Duration::from_secs(5);
@@ -282,8 +282,9 @@ impl Server {
         let ring = BackgroundThread::ring(&shared)?;
         let tasks = LocalSet::new();
         let next_worker = acceptor::RoundRobin::default();
-        let watched = |task: JoinHandle<()>| {
-            let shared = shared.clone();
+        // Of one type, because tokio's code is compiled for each type of future that it runs as a task.
+        let watched = |task: Pin<Box<dyn Future<Output = ()>>>| {
+            let (shared, task) = (shared.clone(), tasks.spawn_local(task));
             // A task that panics does not end the others by itself.
             tasks.spawn_local(async move {
                 if let Err(error) = task.await
@@ -294,19 +295,19 @@ impl Server {
             });
         };
         for listener in listeners.sockets {
-            watched(tasks.spawn_local(acceptor::accept(listener, shared.clone(), next_worker.clone())));
+            watched(Box::pin(acceptor::accept(listener, shared.clone(), next_worker.clone())));
         }
         let accepted = Rc::<ring::Accepted>::default();
         for listener in listeners.ring {
-            watched(tasks.spawn_local(ring::accept(listener, shared.clone(), accepted.clone())));
+            watched(Box::pin(ring::accept(listener, shared.clone(), accepted.clone())));
         }
-        watched(tasks.spawn_local(ring::dial(shared.clone())));
-        watched(tasks.spawn_local(tick(shared.clone())));
+        watched(Box::pin(ring::dial(shared.clone())));
+        watched(Box::pin(tick(shared.clone())));
         if let Some(tls) = &shared.tls {
-            watched(tasks.spawn_local(cached_tls::renew(tls.clone(), "memcached.tls")));
+            watched(Box::pin(cached_tls::renew(tls.clone(), "memcached.tls")));
         }
         if let Some(tls) = shared.settings.ring.as_ref().and_then(|ring| ring.tls.clone()) {
-            watched(tasks.spawn_local(cached_tls::renew(tls, "ring.tls")));
+            watched(Box::pin(cached_tls::renew(tls, "ring.tls")));
         }
         let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
         tracing::info!("stopping");

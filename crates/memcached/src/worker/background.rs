@@ -47,7 +47,9 @@ impl BackgroundThread {
     fn start(name: &str, body: impl FnOnce(&End) + Send + 'static) -> io::Result<BackgroundThread> {
         let end = End::default();
         let requested = end.clone();
-        let thread = thread::Builder::new().name(name.into()).spawn(move || body(&requested))?;
+        // Of one type, because the library's code is compiled for each type of closure that a thread runs.
+        let body: Box<dyn FnOnce() + Send> = Box::new(move || body(&requested));
+        let thread = thread::Builder::new().name(name.into()).spawn(body)?;
         Ok(BackgroundThread { end, thread: Some(thread) })
     }
 

@@ -250,10 +250,12 @@ impl Worker {
         // These tasks end with the thread's runtime.
         if renews {
             for (key, file) in config.secrets.files() {
-                tokio::spawn(cached_tls::renew_files(key, move || Arc::clone(&file).reload_if_changed()));
+                connection::spawn(cached_tls::renew_files(key, move || {
+                    Arc::clone(&file).reload_if_changed()
+                }));
             }
             if let Some(tls) = config.tls.clone() {
-                tokio::spawn(cached_tls::renew(tls, "s3.tls"));
+                connection::spawn(cached_tls::renew(tls, "s3.tls"));
             }
         }
         let accept = |listener| cached_http::accept(self.clone(), listener, self.ended());

@@ -84,7 +84,7 @@ impl Filling {
         }
         let (pieces, head) = (Arc::clone(&self.pieces), Arc::clone(&self.head));
         let stream = Arc::clone(&self.stream);
-        self.taking = Some(tokio::spawn(async move {
+        self.taking = Some(connection::spawn(async move {
             pieces.fill(&head, begin, &whole).await;
             stream.value.position.send_replace(begin + len as u64);
         }));

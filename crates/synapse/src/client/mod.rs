@@ -193,7 +193,7 @@ impl SynapseBlocker {
         let _ = shared.core.set(Arc::downgrade(&core));
         let mut first = Some(first);
         for lane in &core.lanes {
-            tokio::spawn(connection::run(Arc::clone(lane), Arc::clone(&shared), first.take()));
+            ::connection::spawn(connection::run(Arc::clone(lane), Arc::clone(&shared), first.take()));
         }
         Ok(Self { core })
     }

@@ -152,7 +152,7 @@ impl Connection {
         let end = self.say_goodbye(end).await;
         drop(self);
         if let Some(held) = held {
-            tokio::spawn(held);
+            connection::spawn(held);
         }
         end
     }

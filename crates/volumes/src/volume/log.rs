@@ -5,7 +5,7 @@
 //! appended to the last one. A log is removed once the stored map has none of the entries that its
 //! records overwrite.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use blocker::{
@@ -45,7 +45,7 @@ pub(super) struct Logs {
     count: u64,
     /// Copied objects whose records are still valid, because the stored map has the entry of the
     /// overwritten object and not yet that of the copy.
-    unrecorded: BTreeMap<u32, Unrecorded>,
+    unrecorded: HashMap<u32, Unrecorded>,
 }
 
 /// The log to which records are appended.

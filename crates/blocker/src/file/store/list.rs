@@ -195,12 +195,12 @@ impl Store {
     /// Returns the namespaces that have a directory or a claim.
     pub(in crate::file) fn namespaces(&self) -> Result<Vec<Namespace>> {
         self.check_open()?;
-        let mut names = BTreeSet::new();
+        let mut names = BTreeSet::<Box<[u8]>>::new();
         self.walk(&self.root.join("objects"), true, path::NAMESPACE_SUFFIX, &mut |name| {
-            names.insert(name);
+            names.insert(name.into());
         })?;
         for (scope, ..) in self.claims.read().claims.iter() {
-            names.extend(scope.namespace().map(|namespace| namespace.as_bytes().to_vec()));
+            names.extend(scope.namespace().map(|namespace| namespace.as_bytes().into()));
         }
         names.into_iter().map(Namespace::new).collect()
     }

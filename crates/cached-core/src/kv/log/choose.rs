@@ -133,12 +133,10 @@ impl Choice {
             sum += u64::from(bytes);
             chosen.push((bytes, region));
             if chosen.len() == 2 * CHOSEN_MAX {
-                chosen.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-                chosen.truncate(CHOSEN_MAX);
+                keep_largest(chosen);
             }
         }
-        chosen.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        chosen.truncate(CHOSEN_MAX);
+        keep_largest(chosen);
         chosen.reverse();
         sum
     }
@@ -169,6 +167,12 @@ impl Choice {
             self.exhausted_at = Some((now, jobs));
         }
     }
+}
+
+/// Keeps the regions with the most bytes, the largest first.
+fn keep_largest(chosen: &mut Vec<(u32, RegionId)>) {
+    chosen.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    chosen.truncate(CHOSEN_MAX);
 }
 
 /// Returns the number of garbage bytes in a region, as far as this is known without a walk.

@@ -61,7 +61,7 @@ impl Log {
     pub(in crate::kv) fn end_restore(
         &self,
         mut scanned: Vec<RegionId>,
-        holds_items: impl Fn(RegionId) -> bool,
+        holds_items: &dyn Fn(RegionId) -> bool,
     ) {
         // Every entry before the boundary has lost its mark.
         self.superblock.notes().clear_boundary(self.superblock.notes().boundary());

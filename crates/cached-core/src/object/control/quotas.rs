@@ -7,7 +7,7 @@
 //! new size is remembered and replaces the one on the page, which may be from before or after the
 //! change. So everything that goes through this cache is counted exactly once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use blocker::metrics::counters;
@@ -51,7 +51,7 @@ struct State {
     is_counted: bool,
     count: Count,
     /// The new sizes of objects whose changes are in flight to the store.
-    asked_for: BTreeMap<Name, u64>,
+    asked_for: HashMap<Name, u64>,
 }
 
 enum Count {
@@ -68,7 +68,7 @@ struct UnderWay {
     /// The last name that has been counted.
     reached: Option<Name>,
     /// The sizes of objects after `reached` that have changed since the count began.
-    ahead: BTreeMap<Name, u64>,
+    ahead: HashMap<Name, u64>,
     is_overfull: bool,
 }
 
@@ -107,7 +107,7 @@ impl Quotas {
                 used: 0,
                 is_counted: false,
                 count: Count::Wanted,
-                asked_for: BTreeMap::new(),
+                asked_for: HashMap::new(),
             };
             let state = all.entry(*number).or_insert_with(new);
             if state.bytes_max != *bytes_max && matches!(state.count, Count::Ended(_)) {
@@ -255,17 +255,10 @@ impl Quotas {
         let last = entries.last().map(|entry| &entry.name);
         // Objects up to the end of the page count with their remembered sizes, which are newer than
         // the page.
-        let after = match last.filter(|_| has_more) {
-            Some(last) => count.ahead.split_off(last),
-            None => BTreeMap::new(),
+        let changed: HashMap<_, _> = match last.filter(|_| has_more) {
+            Some(last) => count.ahead.extract_if(|name, _| name <= last).collect(),
+            None => std::mem::take(&mut count.ahead),
         };
-        let mut changed = std::mem::replace(&mut count.ahead, after);
-        if has_more
-            && let Some(last) = last
-            && let Some(size) = count.ahead.remove(last)
-        {
-            changed.insert(last.clone(), size);
-        }
         let unchanged = entries.iter().filter(|entry| !changed.contains_key(&entry.name));
         let found: u64 = unchanged.map(|entry| entry.size_bytes).chain(changed.values().copied()).sum();
         count.found = count.found.saturating_add(found);

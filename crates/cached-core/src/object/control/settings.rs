@@ -61,7 +61,7 @@ pub(crate) struct Settings {
     /// The most recently read configuration: the defaults, and the settings of the file.
     pub(crate) file: ObjectCacheConfig,
     /// The settings from other sources, for each namespace that has any.
-    own: BTreeMap<Namespace, Own>,
+    own: Vec<(Namespace, Own)>,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -81,12 +81,24 @@ impl Own {
 
 impl Settings {
     pub(crate) fn new(file: ObjectCacheConfig) -> Self {
-        Self { file, own: BTreeMap::new() }
+        Self { file, own: Vec::new() }
+    }
+
+    fn own(&self, namespace: &Namespace) -> Option<&Own> {
+        self.own.iter().find(|(each, _)| each == namespace).map(|(_, own)| own)
+    }
+
+    fn own_mut(&mut self, namespace: &Namespace) -> &mut Own {
+        let at = self.own.iter().position(|(each, _)| each == namespace).unwrap_or_else(|| {
+            self.own.push((namespace.clone(), Own::default()));
+            self.own.len() - 1
+        });
+        &mut self.own[at].1
     }
 
     /// Returns the effective settings of a namespace.
     pub(crate) fn of(&self, namespace: &Namespace) -> SettingsInForce {
-        let own = self.own.get(namespace);
+        let own = self.own(namespace);
         let sources = [
             (SettingSource::Command, own.map(|own| &own.command)),
             (SettingSource::Volume, own.map(|own| &own.volume)),
@@ -136,14 +148,14 @@ impl Settings {
             let changed = NamespaceKey::ALL.into_iter().filter(|key| before.get(*key) != after.get(*key));
             changed.for_each(|key| own.command.unset(key));
         }
-        new.own.retain(|_, own| !own.is_empty());
+        new.own.retain(|(_, own)| !own.is_empty());
         new
     }
 
     /// Returns a copy of the settings in which a command has set `settings`.
     pub(crate) fn with_command(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Self {
         let mut new = self.clone();
-        new.own.entry(namespace.clone()).or_default().command.extend(settings);
+        new.own_mut(namespace).command.extend(settings);
         new
     }
 
@@ -151,7 +163,7 @@ impl Settings {
     /// attached has set anything for a namespace.
     pub(crate) fn without(&self, namespace: &Namespace) -> Self {
         let mut new = self.clone();
-        new.own.remove(namespace);
+        new.own.retain(|(each, _)| each != namespace);
         new
     }
 
@@ -163,7 +175,7 @@ impl Settings {
         settings: NamespaceSettings,
     ) -> Self {
         let mut new = self.clone();
-        let own = new.own.entry(namespace.clone()).or_default();
+        let own = new.own_mut(namespace);
         (own.volume, own.attachment) = (settings, Some(attachment));
         new
     }
@@ -171,15 +183,15 @@ impl Settings {
     /// Records that an attachment of the volume in a namespace has ended. The volume's settings
     /// stay: no effective value changes.
     pub(crate) fn detach(&mut self, namespace: &Namespace, attachment: u64) {
-        if let Some(own) = self.own.get_mut(namespace).filter(|own| own.attachment == Some(attachment)) {
-            own.attachment = None;
-            self.own.retain(|_, own| !own.is_empty());
+        if self.own(namespace).is_some_and(|own| own.attachment == Some(attachment)) {
+            self.own_mut(namespace).attachment = None;
+            self.own.retain(|(_, own)| !own.is_empty());
         }
     }
 
     /// Returns whether a volume in a namespace is attached.
     pub(crate) fn has_volume(&self, namespace: &Namespace) -> bool {
-        self.own.get(namespace).is_some_and(|own| own.attachment.is_some())
+        self.own(namespace).is_some_and(|own| own.attachment.is_some())
     }
 }
 

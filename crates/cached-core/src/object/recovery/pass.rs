@@ -154,8 +154,9 @@ async fn apply_window(shared: &Arc<Shared>, window: Vec<Found>) {
         for found in left {
             round.take(shared, found);
         }
-        let Round { busy, later, elsewhere, again } = round;
-        let mut making: FuturesUnordered<_> = later.into_values().map(|later| later.make(shared)).collect();
+        let Round { mut busy, elsewhere, again } = round;
+        let later = busy.values_mut().filter_map(|(_, later)| later.take());
+        let mut making: FuturesUnordered<_> = later.map(|later| later.make(shared)).collect();
         while making.next().await.is_some() {}
         drop((making, busy));
         for object in elsewhere {
@@ -168,10 +169,8 @@ async fn apply_window(shared: &Arc<Shared>, window: Vec<Found>) {
 /// A single round over the remaining records of a window.
 #[derive(Default)]
 struct Round {
-    /// The objects whose records this round applies.
-    busy: BTreeMap<u32, Busy>,
-    /// The changes that cannot be made at once.
-    later: BTreeMap<u32, Later>,
+    /// The objects whose records this round applies, each with the changes that cannot be made at once.
+    busy: BTreeMap<u32, (Busy, Option<Later>)>,
     /// The objects whose records another task is applying, and those records, to be checked again.
     elsewhere: Vec<u32>,
     again: Vec<Found>,
@@ -188,23 +187,23 @@ impl Round {
         if shared.journal.recovery.is_over(object, found.place) {
             return;
         }
-        if let Entry::Vacant(place) = self.busy.entry(object) {
-            match shared.journal.recovery.begin_object(object) {
-                Stage::Waiting => {
-                    place.insert(Busy { shared: Arc::clone(shared), object });
-                }
+        let (_, later) = match self.busy.entry(object) {
+            Entry::Occupied(place) => place.into_mut(),
+            Entry::Vacant(place) => match shared.journal.recovery.begin_object(object) {
+                Stage::Waiting => place.insert((Busy { shared: Arc::clone(shared), object }, None)),
                 Stage::Busy => {
                     self.elsewhere.push(object);
                     return self.again.push(found);
                 }
                 Stage::Recovered | Stage::Failed => return,
+            },
+        };
+        match later {
+            Some(later) => later.rest.push(found),
+            None => {
+                let first = make_at_once(shared, object, found);
+                *later = first.map(|first| Later { object, first, rest: Vec::new() });
             }
-        }
-        if let Some(later) = self.later.get_mut(&object) {
-            return later.rest.push(found);
-        }
-        if let Some(first) = make_at_once(shared, object, found) {
-            self.later.insert(object, Later { object, first, rest: Vec::new() });
         }
     }
 }

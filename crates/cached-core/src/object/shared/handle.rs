@@ -14,7 +14,7 @@ use crate::object::memory::Buckets;
 use crate::object::state::index::{Entered, InUse};
 use crate::object::state::ranges::{Kind, Ticket};
 use crate::object::state::{Env, Object};
-use crate::object::tasks::serial::Serial;
+use crate::object::tasks::serial::{Run, Serial};
 use crate::object::tasks::wait_queue::wait;
 use crate::sync::{Arc, Mutex, lock};
 
@@ -94,18 +94,17 @@ impl Handle {
         self.id.get_or_init(|| self.shared.objects.index.id(self.in_use()))
     }
 
-    /// Runs `job` in the object's exclusive section.
+    /// Runs `job` in the object's exclusive section: at once if no thread is inside.
     ///
     /// # Cancel safety
     /// A job whose future is dropped before it has run never runs.
-    pub(crate) async fn enter<R, F>(&self, job: F) -> R
+    pub(crate) fn enter<R, F>(&self, job: F) -> Run<Self, Object, R>
     where
         R: Send + Unpin + 'static,
         F: FnOnce(&mut Object, &Env<'_>) -> R + Send + 'static,
     {
         let (own, hash) = (self.clone(), self.in_use().node.hash());
-        let run = Serial::run(self.clone(), move |object| job(object, &own.shared.env(own.at, hash)));
-        run.await
+        Serial::run(self.clone(), move |object| job(object, &own.shared.env(own.at, hash)))
     }
 
     /// Queues a job for the object's exclusive section; the job runs whether or not a task waits

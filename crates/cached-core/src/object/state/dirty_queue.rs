@@ -32,6 +32,9 @@ impl Default for DirtyQueue {
     }
 }
 
+/// Objects by a time, in nanoseconds, or by a position in the log, then by their number in the queue.
+type Order = BTreeSet<(u64, u64)>;
+
 #[derive(Default)]
 struct Lists {
     last_number: u64,
@@ -39,7 +42,7 @@ struct Lists {
     /// A line for each [`Place`].
     lines: [Line; 4],
     /// The failed objects, by the time of their retry.
-    retries: BTreeSet<(Timestamp, u64)>,
+    retries: Order,
 }
 
 /// The line of an object.
@@ -86,53 +89,57 @@ impl Queued {
 /// that is not due does not delay any other.
 #[derive(Default)]
 struct Line {
-    /// The objects of each namespace: ordered by the time since when they have had pending changes,
-    /// then by their number in the queue.
-    of_each: BTreeMap<u16, BTreeSet<(Timestamp, u64)>>,
-    /// The oldest object of each namespace: its time, its number, its namespace.
-    firsts: BTreeSet<(Timestamp, u64, u16)>,
+    /// The objects of each namespace, by the time since when they have had pending changes.
+    of_each: HashMap<u16, Order>,
+    /// The oldest object of each namespace, by that time.
+    firsts: Order,
     /// The objects that hold the log, by the position of their oldest record.
-    held: BTreeSet<(u64, u64)>,
+    held: Order,
 }
 
 impl Line {
     fn add(&mut self, number: u64, queued: &Queued) {
         self.held.extend(queued.position().map(|position| (position, number)));
-        self.change(queued.namespace, |objects| objects.insert((queued.since, number)));
+        self.change(queued.namespace, |objects| objects.insert((queued.since.0, number)));
     }
 
     fn remove(&mut self, number: u64, queued: &Queued) {
         if let Some(position) = queued.position() {
             self.held.remove(&(position, number));
         }
-        self.change(queued.namespace, |objects| objects.remove(&(queued.since, number)));
+        self.change(queued.namespace, |objects| objects.remove(&(queued.since.0, number)));
     }
 
-    fn change(&mut self, namespace: u16, change: impl FnOnce(&mut BTreeSet<(Timestamp, u64)>) -> bool) {
+    fn change(&mut self, namespace: u16, change: impl FnOnce(&mut Order) -> bool) {
         let objects = self.of_each.entry(namespace).or_default();
         let before = objects.first().copied();
         change(objects);
         let after = objects.first().copied();
         if before != after {
-            let entry = |(since, number): (Timestamp, u64)| (since, number, namespace);
             if let Some(before) = before {
-                self.firsts.remove(&entry(before));
+                self.firsts.remove(&before);
             }
-            self.firsts.extend(after.map(entry));
+            self.firsts.extend(after);
         }
-    }
-
-    /// Among the oldest objects of each namespace for which `is_meant` returns true, returns the
-    /// number of the oldest.
-    fn first(&self, is_meant: impl Fn(u16, Timestamp) -> bool) -> Option<u64> {
-        let mut firsts = self.firsts.iter();
-        firsts.find(|(since, _, namespace)| is_meant(*namespace, *since)).map(|(_, number, _)| *number)
     }
 }
 
 impl Lists {
     fn line(&self, place: Place) -> &Line {
         &self.lines[place as usize]
+    }
+
+    /// Returns the namespace, the time and the number of the oldest object of each namespace in a
+    /// line, by time.
+    fn firsts(&self, line: &Line) -> impl Iterator<Item = (u16, Timestamp, u64)> {
+        line.firsts.iter().map(|(since, number)| (self.objects[number].namespace, Timestamp(*since), *number))
+    }
+
+    /// Among the oldest objects of each namespace in `place` for which `is_meant` returns true,
+    /// returns the number of the oldest.
+    fn first(&self, place: Place, is_meant: impl Fn(u16, Timestamp) -> bool) -> Option<u64> {
+        let mut firsts = self.firsts(self.line(place));
+        firsts.find(|(namespace, since, _)| is_meant(*namespace, *since)).map(|(.., number)| number)
     }
 
     /// Changes an object, and updates its place in the lines.
@@ -168,7 +175,7 @@ impl Lists {
 
     /// Makes failed objects urgent whose retry is due; returns the first one that `can_begin`.
     fn expedite_retries(&mut self, now: Timestamp, can_begin: impl Fn(u16) -> bool) -> Option<u64> {
-        while let Some((at, number)) = self.retries.first().copied().filter(|(at, _)| *at <= now) {
+        while let Some((at, number)) = self.retries.first().copied().filter(|(at, _)| *at <= now.0) {
             self.retries.remove(&(at, number));
             // From now on the object is due as soon as its namespace may begin a flush.
             let make_urgent = |queued: &mut Queued| {
@@ -311,9 +318,9 @@ impl DirtyQueue {
         is_due: impl Fn(u16, Timestamp) -> bool,
     ) -> Option<Taken> {
         let mut lists = lock(&self.lists);
-        let urgent = lists.line(Place::Urgent).first(|namespace, _| can_begin(namespace));
+        let urgent = lists.first(Place::Urgent, |namespace, _| can_begin(namespace));
         let urgent = urgent.or_else(|| lists.expedite_retries(now, can_begin));
-        let number = urgent.or_else(|| lists.line(Place::Waiting).first(is_due))?;
+        let number = urgent.or_else(|| lists.first(Place::Waiting, is_due))?;
         let take = |queued: &mut Queued| {
             queued.place = Place::InFlight;
             queued.node
@@ -326,9 +333,9 @@ impl DirtyQueue {
     /// `age_max` returns for its namespace, or of a failed one.
     pub(crate) fn next_due(&self, age_max: impl Fn(u16) -> Duration) -> Option<Timestamp> {
         let lists = lock(&self.lists);
-        let waiting = lists.line(Place::Waiting).firsts.iter();
-        let aged = waiting.map(|(since, _, namespace)| *since + age_max(*namespace));
-        aged.chain(lists.retries.first().map(|(at, _)| *at)).min()
+        let waiting = lists.firsts(lists.line(Place::Waiting));
+        let aged = waiting.map(|(namespace, since, _)| since + age_max(namespace));
+        aged.chain(lists.retries.first().map(|(at, _)| Timestamp(*at))).min()
     }
 
     /// Removes an object whose flush has ended and which has nothing left to store. Returns the
@@ -353,7 +360,7 @@ impl DirtyQueue {
     pub(crate) fn retry_at(&self, number: u64, at: Timestamp) {
         let mut lists = lock(&self.lists);
         lists.update(number, |queued| queued.place = Place::Failed);
-        lists.retries.insert((at, number));
+        lists.retries.insert((at.0, number));
     }
 
     /// Returns whether only a single object of a namespace waits: then the background may be asleep
@@ -371,10 +378,11 @@ impl DirtyQueue {
     /// Returns, for each namespace with objects in the queue, the time since when its oldest object
     /// has had pending changes.
     pub(crate) fn oldest_of_each(&self) -> HashMap<u16, Timestamp> {
+        let lists = lock(&self.lists);
         let mut oldest = HashMap::new();
-        for (since, _, namespace) in lock(&self.lists).lines.iter().flat_map(|line| &line.firsts) {
-            let known: &mut Timestamp = oldest.entry(*namespace).or_insert(*since);
-            *known = (*known).min(*since);
+        for (namespace, since, _) in lists.lines.iter().flat_map(|line| lists.firsts(line)) {
+            let known: &mut Timestamp = oldest.entry(namespace).or_insert(since);
+            *known = (*known).min(since);
         }
         oldest
     }
@@ -383,7 +391,7 @@ impl DirtyQueue {
     /// flight or not; `None` if the queue is empty.
     pub(crate) fn oldest(&self) -> Option<Timestamp> {
         let lists = lock(&self.lists);
-        lists.lines.iter().filter_map(|line| line.firsts.first()).map(|(since, ..)| *since).min()
+        lists.lines.iter().filter_map(|line| line.firsts.first()).map(|(since, _)| Timestamp(*since)).min()
     }
 }
 

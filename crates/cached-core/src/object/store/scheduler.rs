@@ -20,7 +20,7 @@ use super::width::Width;
 use crate::ensure;
 
 /// The number of a namespace.
-pub(crate) type Number = u32;
+pub(crate) type Number = u64;
 
 /// The number under which all requests wait, first come, first served, while no namespace has
 /// terms.

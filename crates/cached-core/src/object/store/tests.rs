@@ -172,7 +172,7 @@ fn no_wake_up_is_lost_and_nothing_is_left_behind() {
                 0..=3 => tasks.push(Task::new(
                     &gate,
                     Ask {
-                        namespace: 1 + below(4) as u32,
+                        namespace: 1 + below(4),
                         lane: Lane::ALL[below(3) as usize],
                         class: Class::ALL[below(4) as usize],
                         bytes: below(3) * 40_000,
@@ -199,7 +199,7 @@ fn no_wake_up_is_lost_and_nothing_is_left_behind() {
                         };
                         (number, terms)
                     };
-                    let terms: Vec<_> = (1..1 + below(5) as u32).map(draw).collect();
+                    let terms: Vec<_> = (1..1 + below(5)).map(draw).collect();
                     gate.set_terms(&terms);
                 }
                 _ if !tasks.is_empty() => {

@@ -11,13 +11,13 @@ use crate::object::lock_ranks;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 
 /// Returns the result of `work`, or `late` once `deadline` has passed.
-pub(crate) async fn until<T>(
+pub(crate) fn until<T>(
     clock: &dyn Clock,
     deadline: Option<Timestamp>,
     late: impl FnOnce() -> Error,
     work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    until_given_up(clock, deadline, || true, late, work).await
+) -> impl Future<Output = Result<T>> {
+    until_given_up(clock, deadline, || true, late, work)
 }
 
 /// Does the same as [`until`], but returns `late` only if `give_up`, called at the deadline or
@@ -30,14 +30,14 @@ pub(crate) async fn until_given_up<T>(
     late: impl FnOnce() -> Error,
     work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let Some(deadline) = deadline else { return work.await };
-    let mut sleep = clock.sleep_until(deadline);
+    let mut sleep = deadline.map(|deadline| clock.sleep_until(deadline));
     let mut is_late = false;
     let mut work = std::pin::pin!(work);
     let answer = poll_fn(|cx| {
         if let Poll::Ready(answer) = work.as_mut().poll(cx) {
             return Poll::Ready(Some(answer));
         }
+        let Some(sleep) = &mut sleep else { return Poll::Pending };
         if !is_late {
             std::task::ready!(sleep.as_mut().poll(cx));
             is_late = true;

@@ -34,12 +34,12 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace),
         runs_max: shared.store.below.capabilities().runs_max as usize,
     };
+    let record = shared.control.namespaces.record(handle.namespace());
+    let is_discarded = record.discards_dirty.load(Ordering::SeqCst);
     let begun = handle.enter(move |object, env| {
         let is_waited_for = object.has_flush_waiters();
         Some((object.begin_flush(env, limits)?, is_waited_for))
     });
-    let record = shared.control.namespaces.record(handle.namespace());
-    let is_discarded = record.discards_dirty.load(Ordering::SeqCst);
     let result = match begun.await {
         None => None,
         Some((plan, is_waited_for)) => {

@@ -1,6 +1,6 @@
 //! Accepts lanes of other nodes, and assigns them to workers.
 
-use super::{Failure, Handshake, greeting, pass_panic_on};
+use super::{Failure, Handshake, Task, greeting, pass_panic_on};
 use crate::connections::{Command, ServeLane};
 use crate::listen::Listener;
 use crate::ring::{Ring, STRANGERS_MAX};
@@ -89,7 +89,8 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, accepted: Rc
         match listener.accept().await {
             Ok((stream, address)) => {
                 if let Ok(place) = accepted.handshakes.take(&connection::Peer::Tcp(address), LIMITS) {
-                    tasks.spawn_local(serve(shared.clone(), accepted.clone(), stream, (place, permit)));
+                    let serving = serve(shared.clone(), accepted.clone(), stream, (place, permit));
+                    tasks.spawn_local(Box::pin(serving) as Task);
                 }
             }
             // The peer has already gone, or no descriptors are left.

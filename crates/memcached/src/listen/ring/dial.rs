@@ -1,6 +1,6 @@
 //! Opens the lanes of this node's workers, and opens each again when it has ended; opens copy sessions.
 
-use super::{Failure, Handshake, greeting, pass_panic_on, random, unix_time_ms};
+use super::{Failure, Handshake, Task, greeting, pass_panic_on, random, unix_time_ms};
 use crate::connections::{AtAddress, Command, NoLane, OpenLane};
 use crate::copy::Line;
 use crate::ring::{MapInForce, Peer, Ring};
@@ -64,7 +64,8 @@ pub(crate) async fn dial(shared: Arc<Shared>) {
         for node in ring.map().nodes().iter().filter(|node| node.name != ring.own) {
             for worker in 0..shared.settings.threads {
                 if lanes.tasks.borrow_mut().insert((node.name.clone(), worker)) {
-                    tasks.spawn_local(keep_lane(shared.clone(), lanes.clone(), worker, node.name.clone()));
+                    let keeping = keep_lane(shared.clone(), lanes.clone(), worker, node.name.clone());
+                    tasks.spawn_local(Box::pin(keeping) as Task);
                 }
             }
         }

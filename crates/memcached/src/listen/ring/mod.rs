@@ -31,8 +31,13 @@ pub(crate) use dial::{dial, dial_copy};
 use crate::ring::Ring;
 use cached_ring::hello::{FEATURE_COPY, Greeting};
 use handshake::{Failure, Handshake};
+use std::pin::Pin;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::task::JoinError;
+
+/// A task of this thread. Of one type, because tokio's code is compiled for each type of future that it runs
+/// as a task.
+type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Returns what this node says of itself in a handshake.
 fn greeting(ring: &Ring) -> Greeting {

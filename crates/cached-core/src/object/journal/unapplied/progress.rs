@@ -1,6 +1,6 @@
 //! The recovery progress of each object, and the tasks that wait for it.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
@@ -18,7 +18,7 @@ pub(crate) struct State {
     pub(crate) has_begun: bool,
     pub(crate) found: Found,
     /// The tasks that wait for an object to be recovered, or for their turn to recover it.
-    waiters: BTreeMap<u32, Vec<Waker>>,
+    waiters: HashMap<u32, Vec<Waker>>,
     /// The tasks that wait for more than one object.
     wide_waiters: Vec<Waker>,
 }

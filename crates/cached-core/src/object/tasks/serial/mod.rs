@@ -29,6 +29,7 @@ mod shuttle_tests;
 #[cfg(all(test, not(shuttle)))]
 pub(crate) mod tests;
 
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::future::Future;
 use std::ops::Deref;
@@ -55,15 +56,7 @@ struct Job<T> {
     next: *mut Job<T>,
     run: Box<dyn FnOnce(&mut T) + Send>,
     /// The task that should continue the queue when the thread inside has used up its budget.
-    successor: Option<Arc<dyn Successor>>,
-}
-
-/// A task that can be woken to continue the queue.
-trait Successor: Send + Sync {
-    /// Returns whether the task still waits for its job.
-    fn is_waiting(&self) -> bool;
-    /// Wakes the task; returns false if it no longer waits.
-    fn wake(&self) -> bool;
+    successor: Option<Arc<Ticket>>,
 }
 
 // SAFETY: the value is accessed only by the thread that holds the lock bit of `head`, with acquire
@@ -286,33 +279,35 @@ impl<T> Serial<T> {
                 let own = Arc::clone(&ticket);
                 let run = Box::new(move |value: &mut T| {
                     if own.is_wanted() {
-                        own.complete(job(value));
+                        own.complete(Box::new(job(value)));
                     }
                 });
-                let successor: Arc<dyn Successor> = Arc::clone(&ticket) as _;
-                handle.enqueue(Box::new(Job { next: std::ptr::null_mut(), run, successor: Some(successor) }));
+                let successor = Some(Arc::clone(&ticket));
+                handle.enqueue(Box::new(Job { next: std::ptr::null_mut(), run, successor }));
                 Run { handle, ticket: Some(ticket), done: None, _value: std::marker::PhantomData }
             }
         }
     }
 }
 
-struct Ticket<R> {
-    slot: Mutex<Slot<R>>,
+/// What a job shares with the task that waits for it. It does not depend on the type of the result, so that it
+/// is compiled once.
+struct Ticket {
+    slot: Mutex<Slot>,
 }
 
-enum Slot<R> {
+enum Slot {
     Waiting(Option<Waker>),
-    Done(R),
+    Done(Box<dyn Any + Send>),
     Gone,
 }
 
-impl<R> Ticket<R> {
+impl Ticket {
     fn is_wanted(&self) -> bool {
         !matches!(*lock(&self.slot), Slot::Gone)
     }
 
-    fn complete(&self, done: R) {
+    fn complete(&self, done: Box<dyn Any + Send>) {
         let before = {
             let mut slot = lock(&self.slot);
             if matches!(*slot, Slot::Gone) {
@@ -324,13 +319,32 @@ impl<R> Ticket<R> {
             waker.wake();
         }
     }
-}
 
-impl<R: Send> Successor for Ticket<R> {
+    /// Takes the result of the job; `None` if it has not run: then `waker` is registered.
+    fn take(&self, waker: &Waker) -> Option<Box<dyn Any + Send>> {
+        let mut slot = lock(&self.slot);
+        if let Slot::Waiting(waiting) = &mut *slot {
+            *waiting = Some(waker.clone());
+            return None;
+        }
+        let Slot::Done(done) = std::mem::replace(&mut *slot, Slot::Gone) else {
+            unreachable!("only a drop makes it gone")
+        };
+        Some(done)
+    }
+
+    fn give_up(&self) {
+        // The result is dropped outside of the lock, because its drop may call back.
+        let given = std::mem::replace(&mut *lock(&self.slot), Slot::Gone);
+        drop(given);
+    }
+
+    /// Returns whether the task still waits for its job.
     fn is_waiting(&self) -> bool {
         matches!(*lock(&self.slot), Slot::Waiting(_))
     }
 
+    /// Wakes the task, to continue the queue; returns false if it no longer waits.
     fn wake(&self) -> bool {
         let waker = match &mut *lock(&self.slot) {
             // Without a waker the task has not been polled since it was last woken, and continues
@@ -349,12 +363,12 @@ where
     H: Deref<Target = Serial<T>>,
 {
     handle: H,
-    ticket: Option<Arc<Ticket<R>>>,
+    ticket: Option<Arc<Ticket>>,
     done: Option<R>,
     _value: std::marker::PhantomData<fn(T)>,
 }
 
-impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> {
+impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin + 'static> Future for Run<H, T, R> {
     type Output = R;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<R> {
@@ -363,19 +377,10 @@ impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> 
         }
         for last in [false, true] {
             let ticket = self.ticket.as_ref().expect("polled after completion");
-            let mut slot = lock(&ticket.slot);
-            match &mut *slot {
-                Slot::Waiting(waker) => *waker = Some(cx.waker().clone()),
-                _ => {
-                    let Slot::Done(done) = std::mem::replace(&mut *slot, Slot::Gone) else {
-                        unreachable!("only a drop makes it gone")
-                    };
-                    drop(slot);
-                    self.ticket = None;
-                    return Poll::Ready(done);
-                }
+            if let Some(done) = ticket.take(cx.waker()) {
+                self.ticket = None;
+                return Poll::Ready(*done.downcast().expect("the result of the job"));
             }
-            drop(slot);
             if !last {
                 self.handle.resume();
             }
@@ -387,9 +392,7 @@ impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> 
 impl<H: Deref<Target = Serial<T>>, T, R> Drop for Run<H, T, R> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            // The result is dropped outside of the lock, because its drop may call back.
-            let given = std::mem::replace(&mut *lock(&ticket.slot), Slot::Gone);
-            drop(given);
+            ticket.give_up();
             // This task may be the one that was woken to continue the queue.
             self.handle.resume();
         }
