@@ -6,7 +6,6 @@
 //! is written as a whole or not at all. Without a sync anything may be lost, in any order. After a
 //! failed sync or write the file's content is unknown.
 
-#[cfg(any(test, fuzzing, feature = "simulated"))]
 pub mod simulated;
 
 use std::fs::{self, File};
