@@ -96,6 +96,22 @@ pub struct Wardship {
 }
 
 impl Node {
+    /// Returns a node as a map file has it, with weight 1: its name, and the addresses for other nodes and for
+    /// clients.
+    #[must_use]
+    pub fn new(name: impl Into<String>, ring: impl Into<String>, address: impl Into<String>) -> Node {
+        Node {
+            name: name.into(),
+            ring: ring.into(),
+            address: address.into(),
+            weight: 1,
+            term: 0,
+            lease_ms: 0,
+            warden: None,
+            host: String::new(),
+        }
+    }
+
     /// Returns whether the process that has joined last is on another host than `host`, or was, as far as
     /// is known.
     #[must_use]
@@ -178,16 +194,7 @@ pub(crate) mod tests {
 
     /// Returns a node as a map file has it, with addresses of its own.
     pub(crate) fn node(name: &str, weight: u32) -> Node {
-        Node {
-            name: name.into(),
-            ring: format!("{name}:1"),
-            address: format!("{name}:2"),
-            weight,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-            host: String::new(),
-        }
+        Node { weight, ..Node::new(name, format!("{name}:1"), format!("{name}:2")) }
     }
 
     #[test]

@@ -19,9 +19,8 @@ fn registry() -> Registry {
 }
 
 fn node(name: &str, port: u16) -> Node {
-    let (ring, address) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
-    let host = "first".into();
-    Node { name: name.into(), ring, address, weight: 1, term: 0, lease_ms: 60_000, warden: None, host }
+    let own = Node::new(name, format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
+    Node { lease_ms: 60_000, host: "first".into(), ..own }
 }
 
 fn settings(own: &Node) -> RingSettings {
