@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use crate::{Holder, Map, Node, Predecessor, Promise, Slot, Warden};
+use crate::{Holder, Map, Node, Predecessor, ProcessState, Promise, Slot, Warden};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 /// The hosts of the processes.
@@ -156,8 +156,9 @@ impl Shared {
                 }
                 Change::Place { claims, begins_term } => {
                     let before = &self.0.nodes()[0];
-                    let host = if claims { format!("{} joins", HOSTS[2]) } else { HOSTS[2].into() };
-                    self.0.set_own(&Node { host, ..before.clone() }).and_then(|mut map| {
+                    let process = if claims { ProcessState::Claims } else { ProcessState::Runs };
+                    let own = Node { host: HOSTS[2].into(), process, ..before.clone() };
+                    self.0.set_own(&own).and_then(|mut map| {
                         if !begins_term {
                             map.nodes[0].term = before.term;
                         }
@@ -166,7 +167,7 @@ impl Shared {
                 }
                 Change::Host(at) => {
                     let mut map = Map::clone(&self.0);
-                    map.nodes[0].host = HOSTS[at].into();
+                    (map.nodes[0].host, map.nodes[0].process) = (HOSTS[at].into(), ProcessState::Runs);
                     Ok(map)
                 }
                 Change::AsIfEver => {

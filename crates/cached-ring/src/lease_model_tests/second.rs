@@ -20,7 +20,7 @@ impl Ring {
         }
         let (claims, absent) = match state.predecessor.look(map, &own, &is_alive, now) {
             Look::Waits => return None,
-            Look::Claims { absent, .. } => (true, absent),
+            Look::Claims { absent } => (true, absent),
             Look::Joins { absent } => (false, absent),
         };
         let is_guarded = |name| absent.contains(name) && (*name != "b" || self.keeps(Rule::WardenAbsent));

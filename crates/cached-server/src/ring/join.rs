@@ -12,7 +12,7 @@ use cached_memcached::settings::RingSettings;
 use cached_memcached::{Twin, find_twin};
 use cached_process::{Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable};
-use cached_ring::{Look, Map, Node};
+use cached_ring::{Look, Map, Node, ProcessState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -247,7 +247,8 @@ async fn step(
         let (name, at) = (&own.name, &known.ring);
         // On another host, that it is silent says nothing.
         let may_answer = has_moved
-            && (known.host.is_empty() || known.host == own.host)
+            && !known.is_elsewhere(&own.host)
+            && known.process != ProcessState::Ended
             && lease.is_first()
             && (before.alive.has(name) || known.warden.is_some() && map.slots_of(index).next().is_some());
         let found = match find_twin(settings, ring, name, at).await {
@@ -273,8 +274,9 @@ async fn step(
             let why = "a process of it on another host has not ended in order";
             return Err(JoinError::MayAnswer(why.into()));
         }
-        Look::Claims { host, absent } => {
-            let after = map.set_own(&Node { host, ..known.clone() })?;
+        Look::Claims { absent } => {
+            let (host, process) = (own.host.clone(), ProcessState::Claims);
+            let after = map.set_own(&Node { host, process, ..known.clone() })?;
             documents.write(Some(&before), &after, Guards { lost: &absent, own: None }).await?;
             let line =
                 "nobody holds a lease of an earlier process on another host, which has not ended in order";
@@ -282,7 +284,7 @@ async fn step(
         }
         Look::Joins { absent } => absent,
     };
-    if has_moved || known.lease_ms != lease_ms || known.host != own.host {
+    if has_moved || known.lease_ms != lease_ms || !known.runs_on(&own.host) {
         let after = map.set_own(&Node { lease_ms, ..own.clone() })?;
         documents.write(Some(&before), &after, Guards { lost: &absent, own: None }).await?;
         if !has_moved && known.lease_ms == lease_ms {

@@ -430,7 +430,7 @@ impl Shared {
 
     async fn try_sign_off(&self) -> Result<(), DocumentsError> {
         let before = self.documents.read().await?;
-        let is_own = |index| before.map.node(index).host == self.host;
+        let is_own = |index| before.map.node(index).runs_on(&self.host);
         let guards = self.guards(&[]).filter(|_| before.map.find(&self.node).is_some_and(is_own));
         let Some(guards) = guards else { return Ok(()) };
         self.documents.write(Some(&before), &before.map.sign_off(&self.node)?, guards).await
