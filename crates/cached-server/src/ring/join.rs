@@ -182,9 +182,8 @@ async fn join(
             Err(JoinError::Documents(error)) => error,
             Err(JoinError::Twin(why)) => return Err(refused("ring.node", why)),
             Err(JoinError::MayAnswer(why)) => {
-                let why = format_args!("{why}, and the node is not struck off yet");
                 waiting.pause("the end of an earlier process of this node", why).await;
-                // What it takes over from writes to the same disk, and ends leases itself.
+                // The process that this one takes over from uses the same disk, and ends leases itself.
                 if lease.is_first() {
                     documents.wait_for_change(WATCH_MAX).await;
                 }
@@ -253,7 +252,8 @@ async fn step(
             && (before.alive.has(name) || known.warden.is_some() && map.slots_of(index).next().is_some());
         let found = match find_twin(settings, ring, name, at).await {
             Ok(Twin::Silent) if may_answer => {
-                return Err(JoinError::MayAnswer(format!("nothing answers at {at}")));
+                let why = format!("nothing answers at {at}, and the node is not struck off yet");
+                return Err(JoinError::MayAnswer(why));
             }
             Ok(Twin::None | Twin::Silent) => None,
             Ok(Twin::Runs) => {
@@ -271,7 +271,15 @@ async fn step(
     }
     let absent = match lease.look(own, map, &before.alive) {
         Look::Waits => {
-            let why = "a process of it on another host has not ended in order";
+            let why = match (known.process, known.host == own.host) {
+                (ProcessState::Claims, true) => {
+                    "a process on this host has claimed the node, and joins after the time of a lease"
+                }
+                (ProcessState::Claims, false) => {
+                    "a process on another host has claimed the node, and has not joined yet"
+                }
+                _ => "a process of it on another host has not ended in order, and it is not struck off yet",
+            };
             return Err(JoinError::MayAnswer(why.into()));
         }
         Look::Claims { absent } => {

@@ -165,7 +165,10 @@ fn a_node_moves_to_another_address_only_if_nothing_answers_at_the_earlier_one() 
         let next = node("a", 23);
         let accept = async { drop(silent.accept().await) };
         let ((), line) = tokio::join!(accept, started(&documents, &next));
-        assert_eq!(line, Err(format!("waits: nothing answers at 127.0.0.1:{port}")));
+        assert_eq!(
+            line,
+            Err(format!("waits: nothing answers at 127.0.0.1:{port}, and the node is not struck off yet"))
+        );
         drop(silent);
         assert_eq!(started(&documents, &node("a", 23)).await, Ok(2));
         let map = documents.read().await.expect("documents").map;
@@ -187,7 +190,10 @@ fn a_node_on_another_host_waits_for_the_end_of_its_earlier_process() {
             let lease = Lease { id, duration: MINUTE, until: Default::default() };
             registry.revoke(&lease).await.expect("ended");
         };
-        let waits = Err("waits: a process of it on another host has not ended in order".to_owned());
+        let waits = |why: &str| Err(format!("waits: a process {why}"));
+        let claimed = waits("on another host has claimed the node, and has not joined yet");
+        let claims = waits("on this host has claimed the node, and joins after the time of a lease");
+        let waits = waits("of it on another host has not ended in order, and it is not struck off yet");
         let (a, b) = (on("first", "a", 21), on("first", "b", 23));
         assert_eq!(started(&documents, &a).await, Ok(2));
         assert_eq!(started(&documents, &b).await, Ok(2));
@@ -212,14 +218,15 @@ fn a_node_on_another_host_waits_for_the_end_of_its_earlier_process() {
         end("b").await;
         assert_eq!(started(&documents, &elsewhere).await, waits);
         end("a").await;
-        let mut claims = NodeLease::new(&elsewhere, true);
-        let first = step(&documents, &elsewhere, &mut claims, (&settings(&elsewhere), true)).await;
+        let mut second = NodeLease::new(&elsewhere, true);
+        let first = step(&documents, &elsewhere, &mut second, (&settings(&elsewhere), true)).await;
         assert!(first.is_ok_and(|line| line.is_some_and(|line| line.contains("this one joins after"))));
-        assert_eq!(started_with(&documents, &elsewhere, &mut claims).await, waits, "for the time of a lease");
+        assert_eq!(started_with(&documents, &elsewhere, &mut second).await, claims);
+        assert_eq!(started(&documents, &on("third", "b", 23)).await, claimed);
 
         // A process that has ended in order need not be waited for.
         documents.change(|map| map.sign_off("b")).await.expect("signed off");
-        assert_eq!(started(&documents, &elsewhere).await, Ok(2));
+        assert_eq!(started(&documents, &on("third", "b", 23)).await, Ok(2));
 
         // One that runs, and finds that another one has taken its place, does not take it back.
         lease.set_joined(None);
