@@ -9,9 +9,9 @@
 //! - [`framing`]: requests that two readers of HTTP could understand differently.
 //! - [`cache_environment`]: an object cache over a controlled store in a simulator.
 //!
-//! [`memory_directory`] is for tests with processes. Nothing else here sleeps, starts a thread or reads the system's clock: a run is determined by its
-//! test and its seed. A task that is not woken is not polled, so a lost wake-up shows as a hang,
-//! which is reported.
+//! [`memory_directory`] is for tests with processes. Nothing else here sleeps, starts a thread or reads
+//! the system's clock: a run is determined by its test and its seed. A task that is not woken is not
+//! polled, so a lost wake-up shows as a hang, which is reported.
 
 pub mod cache_environment;
 pub mod detached;
