@@ -4,7 +4,8 @@
 #[cfg(test)]
 mod tests;
 
-use super::documents::{Documents, DocumentsError, Guards, host};
+use super::documents::{Documents, DocumentsError, Guards};
+use super::host::host;
 use super::lease::NodeLease;
 use crate::config::{Config, Secrets};
 use cached_config::{ConfigError, OpenOptions, StartError, Store, Waiting};
