@@ -6,7 +6,7 @@
 
 use crate::map::{Map, MapError, Owners, VERSION_MAX};
 use crate::moves::Move;
-use crate::node::{Node, NodeIndex, Wardship};
+use crate::node::{Node, NodeIndex, ProcessState, Wardship};
 use crate::plan::spread;
 use crate::slots::SLOTS;
 
@@ -36,21 +36,22 @@ impl Map {
     }
 
     /// Changes what the process of a node says of it, to that of `node`, which has the same name: its
-    /// addresses, the length of its lease, and its host. Without a lease it has no warden. On another host
-    /// than before the term rises: promises to an earlier process there do not count any more, and what it
-    /// has kept in a memory file is not used again.
+    /// addresses, the length of its lease, its host, and whether it joins or claims the node. Without a
+    /// lease it has no warden. On another host than before the term rises: promises to an earlier process
+    /// there do not count any more, and what it has kept in a memory file is not used again.
     ///
     /// # Errors
     /// Returns a line if there is no such node, or the errors of [`Map::new`].
     pub fn set_own(&self, node: &Node) -> Result<Map, MapError> {
         let index = self.known(&node.name)?;
         let mut next = self.next()?;
-        let Node { ring, address, lease_ms, host, .. } = node.clone();
+        let Node { ring, address, lease_ms, host, process, .. } = node.clone();
         let own = &mut next.nodes[index.index()];
         if own.is_elsewhere(&host) {
             own.term = next.version;
         }
-        (own.ring, own.address, own.lease_ms, own.host) = (ring, address, lease_ms, host);
+        (own.ring, own.address, own.lease_ms) = (ring, address, lease_ms);
+        (own.host, own.process) = (host, process);
         own.warden.take_if(|_| lease_ms == 0);
         next.checked()
     }
@@ -63,7 +64,7 @@ impl Map {
     pub fn sign_off(&self, node: &str) -> Result<Map, MapError> {
         let index = self.known(node)?;
         let mut next = self.next()?;
-        next.nodes[index.index()].set_ended();
+        next.nodes[index.index()].process = ProcessState::Ended;
         next.checked()
     }
 

@@ -17,10 +17,10 @@ impl Map {
     pub(crate) fn computed_digest(&self) -> u64 {
         let mut digest = Digest::new(&self.ring);
         digest.add(&self.version.to_le_bytes());
-        for Node { name, ring, address, weight, term, lease_ms, warden, host } in &self.nodes {
+        for Node { name, ring, address, weight, term, lease_ms, warden, host, process } in &self.nodes {
             [name, ring, address].iter().for_each(|text| digest.add_text(text));
             digest.add(&weight.to_le_bytes());
-            for (letter, number) in [(b't', *term), (b'l', u64::from(*lease_ms))] {
+            for (letter, number) in [(b't', *term), (b'l', u64::from(*lease_ms)), (b'e', *process as u64)] {
                 if number != 0 {
                     digest.add_other(letter, number);
                 }
@@ -142,8 +142,9 @@ mod tests {
         let leased = one.set_own(&Node { lease_ms: 9, ..node("a", 1) }).unwrap();
         let warded = one.set_warden("a", Some("b")).unwrap();
         let hosted = one.set_own(&Node { host: "h".into(), ..one.nodes[0].clone() }).unwrap();
+        let ended = one.sign_off("a").unwrap();
         let same = one.set_paused(false).unwrap();
-        let digests = [&leased, &warded, &hosted, &same].map(Map::digest);
+        let digests = [&leased, &warded, &hosted, &ended, &same].map(Map::digest);
         assert_eq!(std::collections::HashSet::from(digests).len(), digests.len());
         let since = |map: &Map| map.nodes[0].warden.as_ref().map(|of| of.since);
         assert_eq!((since(&warded), since(&one)), (Some(8), None));

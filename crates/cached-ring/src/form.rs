@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::map::{Map, MapError, Owners, VERSION_MAX};
 use crate::moves::Move;
-use crate::node::{Node, NodeIndex, Wardship, check_name};
+use crate::node::{Node, NodeIndex, ProcessState, Wardship, check_name};
 use crate::plan::planned;
 use crate::slots::{NotARun, SLOTS, run};
 use crate::wishes::Wish;
@@ -46,12 +46,14 @@ struct NodeDocument {
     weight: u32,
     #[serde(default)]
     term: u64,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     lease_ms: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     warden: Option<WardenDocument>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     host: String,
+    #[serde(default, skip_serializing_if = "is_default")]
+    process: ProcessState,
 }
 
 #[derive(Deserialize, Serialize)]
@@ -82,8 +84,8 @@ fn weight_default() -> u32 {
     1
 }
 
-fn is_zero(number: &u32) -> bool {
-    *number == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Returns the map of the ring `ring` from the documents of a file, whose values are JSON.
@@ -102,7 +104,8 @@ pub fn from_file<'a>(
     let of_node = first(&|node| node.term != 0, "term")
         .or_else(|| first(&|node| node.lease_ms != 0, "lease_ms"))
         .or_else(|| first(&|node| node.warden.is_some(), "warden"))
-        .or_else(|| first(&|node| !node.host.is_empty(), "host"));
+        .or_else(|| first(&|node| !node.host.is_empty(), "host"))
+        .or_else(|| first(&|node| !is_default(&node.process), "process"));
     let document = match of_node {
         _ if !map.moves.is_empty() => "moves: is present".to_owned(),
         _ if !map.wishes.is_empty() => "wishes: is present".to_owned(),
@@ -227,9 +230,10 @@ pub fn documents(map: &Map) -> Result<BTreeMap<String, String>, MapError> {
     };
     let Map { version, is_paused: paused, struck, .. } = *map;
     put("meta", json(&MetaDocument { format: FORMAT, version, paused, struck }))?;
-    for Node { name, ring, address, weight, term, lease_ms, warden, host } in map.nodes.iter().cloned() {
+    for node in map.nodes.iter().cloned() {
+        let Node { name, ring, address, weight, term, lease_ms, warden, host, process } = node;
         let warden = warden.map(|Wardship { warden: node, since }| WardenDocument { node, since });
-        let document = NodeDocument { ring, address, weight, term, lease_ms, warden, host };
+        let document = NodeDocument { ring, address, weight, term, lease_ms, warden, host, process };
         put(&format!("nodes/{name}"), json(&document))?;
     }
     let mut runs = String::from("{");
@@ -321,9 +325,9 @@ pub fn to_file(map: &Map) -> Result<String, MapError> {
 
 fn node(key: &str, name: &str, document: NodeDocument) -> Result<Node, MapError> {
     check_name(name).map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
-    let NodeDocument { ring, address, weight, term, lease_ms, warden, host } = document;
+    let NodeDocument { ring, address, weight, term, lease_ms, warden, host, process } = document;
     let warden = warden.map(|WardenDocument { node, since }| Wardship { warden: node, since });
-    let node = Node { name: name.into(), ring, address, weight, term, lease_ms, warden, host };
+    let node = Node { name: name.into(), ring, address, weight, term, lease_ms, warden, host, process };
     node.check_addresses().map_err(|error| MapError::new(format_args!("{key}: {error}")))?;
     Ok(node)
 }

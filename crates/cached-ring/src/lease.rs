@@ -84,8 +84,8 @@ pub struct Holder {
     node: Box<str>,
     host: Box<str>,
     lease_ns: u64,
-    /// The node's term in the map in force; 0 if the map has the node not at all, or on another host, and
-    /// before the first.
+    /// The node's term in the map in force; 0 before the first map, and if the map does not have the node, or
+    /// names another process of it.
     term: u64,
     warden: Option<Box<str>>,
     /// Whether the map in force has no other node, so that nobody may strike this one off. Another node
@@ -140,7 +140,7 @@ impl Holder {
     /// A map has been put in force. If another process on another host is the node there, nothing that is
     /// promised to the node is meant for this one.
     pub fn follow(&mut self, map: &Map) {
-        let node = map.find(&self.node).map(|index| map.node(index)).filter(|node| *node.host == *self.host);
+        let node = map.find(&self.node).map(|index| map.node(index)).filter(|node| node.runs_on(&self.host));
         let term = node.map_or(0, |node| node.term);
         if term != self.term {
             // Promises for the earlier term say nothing about this one.

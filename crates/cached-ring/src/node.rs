@@ -3,6 +3,8 @@
 
 use std::net::Ipv6Addr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::map::MapError;
 
 /// The maximum number of nodes in a map.
@@ -13,8 +15,6 @@ pub const NAME_BYTES_MAX: usize = 64;
 pub const WEIGHT_MAX: u32 = 10_000;
 /// The longest lease of a node, in milliseconds.
 pub const LEASE_MS_MAX: u32 = 120_000;
-/// The end of the host's name if the process there has ended in order.
-const ENDED: &str = " ended";
 /// The longest host name, which is that of DNS names, and the longest [`Node::host`], in bytes.
 const HOST_BYTES_MAX: usize = 253;
 
@@ -81,9 +81,24 @@ pub struct Node {
     pub lease_ms: u32,
     /// The node that may strike this one off; `None` if none may.
     pub warden: Option<Wardship>,
-    /// A text that names the host of the process that has joined last, and no other one; it also says if
-    /// that process has ended in order. Empty if the host is not known, and in a map file.
+    /// A text that names the host of the process that has joined or claimed the node last, and no other
+    /// host. Empty if it is not known, and in a map file.
     pub host: String,
+    /// What that process has said of itself.
+    pub process: ProcessState,
+}
+
+/// What a process of a node has said of itself last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProcessState {
+    /// It has joined.
+    #[default]
+    Runs,
+    /// It has joined, and has ended in order.
+    Ended,
+    /// It has claimed the node, and joins when an earlier process on another host surely answers no more.
+    Claims,
 }
 
 /// The right of a warden to strike a node off when the lease of that node is over.
@@ -96,23 +111,35 @@ pub struct Wardship {
 }
 
 impl Node {
+    /// Returns a node as a map file has it, with weight 1: its name, and the addresses for other nodes and for
+    /// clients.
+    #[must_use]
+    pub fn new(name: impl Into<String>, ring: impl Into<String>, address: impl Into<String>) -> Node {
+        Node {
+            name: name.into(),
+            ring: ring.into(),
+            address: address.into(),
+            weight: 1,
+            term: 0,
+            lease_ms: 0,
+            warden: None,
+            host: String::new(),
+            process: ProcessState::Runs,
+        }
+    }
+
     /// Returns whether the process that has joined last is on another host than `host`, or was, as far as
-    /// is known.
+    /// is known. That of a node that is claimed is elsewhere for every host: who claims it has not joined.
     #[must_use]
     pub fn is_elsewhere(&self, host: &str) -> bool {
-        !self.host.is_empty() && self.host.strip_suffix(ENDED).unwrap_or(&self.host) != host
+        self.process == ProcessState::Claims || !self.host.is_empty() && self.host != host
     }
 
-    /// Returns whether the process that has joined last has ended in order.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.host.ends_with(ENDED)
-    }
-
-    /// Notes that the process that has joined last has ended in order.
-    pub(crate) fn set_ended(&mut self) {
-        if !self.host.is_empty() && !self.has_ended() {
-            self.host.push_str(ENDED);
-        }
+    /// Returns whether the process that has joined last is on this host, and has not ended in order. A
+    /// process of the node there that has joined is that one.
+    #[must_use]
+    pub fn runs_on(&self, host: &str) -> bool {
+        self.process == ProcessState::Runs && self.host == host
     }
 
     /// Checks the addresses.
@@ -178,16 +205,7 @@ pub(crate) mod tests {
 
     /// Returns a node as a map file has it, with addresses of its own.
     pub(crate) fn node(name: &str, weight: u32) -> Node {
-        Node {
-            name: name.into(),
-            ring: format!("{name}:1"),
-            address: format!("{name}:2"),
-            weight,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-            host: String::new(),
-        }
+        Node { weight, ..Node::new(name, format!("{name}:1"), format!("{name}:2")) }
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //!   joins after the time of a lease, when what the warden has promised before has run out. A claim of
 //!   another process that has not joined within twice that time does not count any more.
 //!
-//! A claim and a join begin another [term](Node::term), and name another host in the node's document. So
+//! A claim and a join begin another [term](Node::term), and the node's document names the new process. So
 //! what a warden that returns promises afterwards is not meant for the earlier process, whether or not that
 //! one reads the document.
 //!
@@ -21,10 +21,7 @@
 
 use crate::lease::NANOS_PER_MS;
 use crate::map::Map;
-use crate::node::Node;
-
-/// The end of the host's name in a claim.
-const JOINS: &str = " joins";
+use crate::node::{Node, ProcessState};
 
 /// What a process that starts has seen of an earlier process of its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -40,8 +37,6 @@ pub enum Look<'a> {
     Waits,
     /// It claims the node.
     Claims {
-        /// The host that the node's document names then.
-        host: String,
         /// The nodes that must hold no lease in that moment.
         absent: Vec<&'a str>,
     },
@@ -63,18 +58,18 @@ impl Predecessor {
         is_alive: &dyn Fn(&str) -> bool,
         now: u64,
     ) -> Look<'a> {
-        let may_run = |known: &Node| known.is_elsewhere(&own.host) && !known.has_ended();
+        let may_run = |known: &Node| known.is_elsewhere(&own.host) && known.process != ProcessState::Ended;
         let index = map.find(&own.name).filter(|index| may_run(map.node(*index)));
         let Some(index) = index else { return Look::Joins { absent: Vec::new() } };
-        let (known, host) = (map.node(index), format!("{}{JOINS}", own.host));
-        let is_claimed = known.host.ends_with(JOINS);
+        let known = map.node(index);
+        let is_claimed = known.process == ProcessState::Claims;
         let seen = self.claim.filter(|(term, _)| *term == known.term).unwrap_or((known.term, now));
         self.claim = Some(seen).filter(|_| is_claimed);
         let lasts = |leases: u64| {
             let lease = u64::from(known.lease_ms) * NANOS_PER_MS;
             is_claimed && now < seen.1.saturating_add(leases.saturating_mul(lease))
         };
-        if known.host == host && !lasts(1) {
+        if is_claimed && known.host == own.host && !lasts(1) {
             return Look::Joins { absent: Vec::new() };
         }
         let is_missed = map.is_missed(index);
@@ -83,7 +78,7 @@ impl Predecessor {
         match absent.iter().any(|node| is_alive(node)) {
             false if !is_missed => Look::Joins { absent },
             // Two processes that claimed the node in turn would both wait for ever.
-            false if !lasts(2) => Look::Claims { host, absent },
+            false if !lasts(2) => Look::Claims { absent },
             _ => Look::Waits,
         }
     }
@@ -136,7 +131,7 @@ mod tests {
             let look = predecessor.look(map, &own, &|node| alive.contains(&node), now * SECOND);
             match look {
                 Look::Waits => "waits".to_owned(),
-                Look::Claims { host, absent } => format!("{host} without {}", absent.join(" ")),
+                Look::Claims { absent } => format!("claims without {}", absent.join(" ")),
                 Look::Joins { absent } => format!("joins without {}", absent.join(" ")),
             }
         };
@@ -147,13 +142,14 @@ mod tests {
         assert_eq!(look(&struck, &["a", "b"], 0), "waits", "the earlier one goes on, with nothing");
         assert_eq!(look(&struck, &["b"], 0), "joins without a");
 
-        assert_eq!(look(&map, &[], 9), "second joins without a b");
-        let claim = |map: &Map, of: &str| {
-            map.set_own(&Node { host: format!("{of} joins"), ..map.nodes()[0].clone() }).unwrap()
+        assert_eq!(look(&map, &[], 9), "claims without a b");
+        let place = |map: &Map, host: &str, process| {
+            map.set_own(&Node { host: host.into(), process, ..map.nodes()[0].clone() }).unwrap()
         };
+        let claim = |map: &Map, host: &str| place(map, host, ProcessState::Claims);
         let claimed = claim(&map, "second");
         assert_eq!((claimed.nodes()[0].term, claimed.counts()), (claimed.version(), map.counts()));
-        // From the first look on, whoever has claimed it, and whether or not the warden returns.
+        // The wait counts from the first look at the claim, whether or not the warden returns.
         for (alive, now) in [(&[][..], 10), (&["b"], 11), (&["a", "b"], 12)] {
             assert_eq!(look(&claimed, alive, now), "waits", "{now}");
         }
@@ -166,8 +162,11 @@ mod tests {
             assert_eq!(look(&other, &[], now), "waits", "the other process may join");
         }
         assert_eq!(look(&other, &["b"], 24), "waits");
-        assert_eq!(look(&other, &[], 24), "second joins without a b");
-        let joined = again.set_own(&Node { host: "second".into(), ..again.nodes()[0].clone() }).unwrap();
+        assert_eq!(look(&other, &[], 24), "claims without a b");
+        // A process claims the node also if it does not know its host.
+        let unknown = claim(&map, "");
+        assert_eq!(Predecessor::default().look(&unknown, &process(""), &|_| false, 0), Look::Waits);
+        let joined = place(&again, "second", ProcessState::Runs);
         assert_eq!(look(&joined, &["b"], 17), "joins without ");
         assert_eq!(joined.nodes()[0].term, joined.version());
         assert_eq!(joined.set_own(&joined.nodes()[0]).unwrap().nodes()[0].term, joined.version());

@@ -211,7 +211,7 @@ fn serve(
             (objects, server.take_over(&on_taking_over)?, joined)
         }
     };
-    let steward = joined
+    let mut steward = joined
         .map(|joined| Steward::start(joined, (server.live(), server.drain()), admin.as_deref()))
         .transpose()?;
     let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref())?;
@@ -280,9 +280,7 @@ fn serve(
     let parts = (objects, sidecar, steward.as_ref());
     let result = until_served(server, parts, &requests, &addresses, admin.as_deref(), serving);
     let in_order = result.is_ok() && !upgrader.is_done();
-    if let Some(steward) = steward {
-        steward.end(in_order);
-    }
+    steward.iter_mut().for_each(|steward| steward.end(in_order));
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
         process::remove_pid_file(path);
     }

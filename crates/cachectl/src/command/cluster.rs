@@ -302,16 +302,7 @@ fn moved(now: &Map, next: &Map) -> usize {
 fn added(text: &str) -> Result<Node, String> {
     let parts = text.split_once('=').and_then(|(name, addresses)| Some((name, addresses.split_once(',')?)));
     let (name, (ring, address)) = parts.ok_or("expected NODE=RING,ADDRESS")?;
-    Ok(Node {
-        name: name.into(),
-        ring: ring.into(),
-        address: address.into(),
-        weight: 1,
-        term: 0,
-        lease_ms: 0,
-        warden: None,
-        host: String::new(),
-    })
+    Ok(Node::new(name, ring, address))
 }
 
 fn weighted(text: &str) -> Result<(String, u32), String> {

@@ -76,7 +76,11 @@ fn a_mistake_is_one_line_that_names_the_document() {
         ),
         (
             vec![META, A, node(r#"{"ring":"h:1","adress":"h:2"}"#)],
-            "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`, `term`, `lease_ms`, `warden`, `host`",
+            "ring/main/nodes/b: unknown field `adress`, expected one of `ring`, `address`, `weight`, `term`, `lease_ms`, `warden`, `host`, `process`",
+        ),
+        (
+            vec![META, A, node(r#"{"ring":"h:1","address":"h:2","host":"h","process":"asleep"}"#)],
+            "ring/main/nodes/b: unknown variant `asleep`, expected one of `runs`, `ended`, `claims`",
         ),
         (
             vec![META, A, node(r#"{"ring":"10.0.0.1:11311","address":"h:2"}"#)],
@@ -140,6 +144,10 @@ fn a_ring_in_a_registry_is_written_as_it_was_read() {
             r#"{"ring":"h1:1","address":"h1:2","weight":1,"term":1,"lease_ms":3000,"warden":{"node":"b","since":4},"host":"h"}"#,
         ),
         ("ring/main/nodes/b", r#"{"ring":"h2:1","address":"h2:2","weight":0,"term":3}"#),
+        (
+            "ring/main/nodes/d",
+            r#"{"ring":"h3:1","address":"h3:2","weight":1,"term":2,"host":"h","process":"ended"}"#,
+        ),
     ]);
     let map = read(&documents.clone().into_iter().collect::<Vec<_>>()).unwrap();
     let again = super::documents(&map).unwrap();
@@ -184,6 +192,7 @@ fn a_file_has_no_part_of_a_ring_in_a_registry() {
     let lease = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","lease_ms":9}"#);
     let warden = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","warden":{"node":"a","since":7}}"#);
     let host = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","host":"h"}"#);
+    let process = ("ring/main/nodes/b", r#"{"ring":"h:1","address":"h:2","process":"ended"}"#);
     let meta = ("ring/main/meta", r#"{"format":1,"version":7,"paused":true}"#);
     let struck = ("ring/main/meta", r#"{"format":1,"version":7,"struck":7}"#);
     let moves = ("ring/main/moves", r#"[{"id":5,"from":"b","to":"a","slots":"16383"}]"#);
@@ -192,6 +201,7 @@ fn a_file_has_no_part_of_a_ring_in_a_registry() {
         ([META, A, lease], "nodes/b: lease_ms: is set"),
         ([META, A, warden], "nodes/b: warden: is set"),
         ([META, A, host], "nodes/b: host: is set"),
+        ([META, A, process], "nodes/b: process: is set"),
         ([meta, A, B], "meta: paused: is set"),
         ([struck, A, B], "meta: struck: is set"),
         ([META, A, B], "moves: is present"),

@@ -205,16 +205,8 @@ impl RingTable {
                 })?
             }
         };
-        let node = Node {
-            name: node.to_owned(),
-            ring,
-            address,
-            weight: self.weight,
-            term: 0,
-            lease_ms: self.lease_secs * 1000,
-            warden: None,
-            host: String::new(),
-        };
+        let (weight, lease_ms) = (self.weight, self.lease_secs * 1000);
+        let node = Node { weight, lease_ms, ..Node::new(node, ring, address) };
         planned(&self.name, 1, vec![node], None).map_err(|error| ConfigError::new("ring", error))
     }
 

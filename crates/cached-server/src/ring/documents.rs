@@ -20,25 +20,6 @@ const CONFLICTS_MAX: u32 = 30;
 /// The part of the names of documents by which nodes are alive.
 const ALIVE: &str = "alive/";
 
-/// The files with a number of the host: that of its boot, and that of its system, because the service
-/// manager may hide the first.
-const HOST_IDS: [&str; 2] = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"];
-
-/// The link that names the network of this process: containers of a host may share its numbers, and have
-/// networks of their own.
-const NETWORK: &str = "/proc/self/ns/net";
-
-/// Returns a text that names the host of this process, and no other one that runs; empty if it is not known.
-/// Of two processes with the same text only one can listen at an address.
-pub(super) fn host() -> String {
-    let id = |file: &&str| {
-        std::fs::read_to_string(file).ok().filter(|id| !["", "uninitialized"].contains(&id.trim()))
-    };
-    let id = HOST_IDS.iter().find_map(id);
-    let network = std::fs::read_link(NETWORK).ok();
-    id.zip(network).map_or_else(String::new, |(id, network)| format!("{} {}", id.trim(), network.display()))
-}
-
 /// The reason why documents cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DocumentsError {
@@ -189,7 +170,7 @@ impl Documents {
     /// those who watch, and perhaps no node does.
     pub(super) async fn wait_for_change(&self, max: Duration) {
         // An error is that of the next reading as well.
-        let change = async { self.watch().await?.next().await.map_err(DocumentsError::from) };
+        let change = async { self.watch().await.ok()?.next().await.ok() };
         let _ = tokio::time::timeout(max, change).await;
     }
 
@@ -337,7 +318,7 @@ impl Documents {
         // Its former slots may be others' by now.
         let ends = match map.find(&own.name) {
             None => Some("this node has been removed from the ring"),
-            Some(index) if map.node(index).host != own.host => {
+            Some(index) if !map.node(index).runs_on(&own.host) => {
                 Some("a process on another host has taken the place of this one")
             }
             Some(_) => None,

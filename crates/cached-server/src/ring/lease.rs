@@ -251,7 +251,7 @@ impl Shared {
         }
         if lease.is_struck(&read.map) {
             tracing::warn!(
-                node = self.node,
+                node = self.own.name,
                 version = read.map.version(),
                 "this node was struck off while its lease had ended: it starts with no items, and is given slots anew"
             );
@@ -265,7 +265,7 @@ impl Shared {
     /// Returns what a change as a warden, or of the own warden, requires: that no other process of this
     /// node has its lease.
     fn guards<'a>(&'a self, lost: &'a [&'a str]) -> Option<Guards<'a>> {
-        Some(Guards { lost, own: Some((&self.node, self.written.get()?)) })
+        Some(Guards { lost, own: Some((&self.own.name, self.written.get()?)) })
     }
 
     /// Returns whether the lease is not to be renewed, because a worker makes no progress: clients of that
@@ -334,7 +334,7 @@ impl Shared {
         let (latest, alive) = (self.documents.latest(), self.documents.alive());
         let (map, alive) = (latest.borrow().clone(), alive.borrow().clone());
         if let Some(map) = map
-            && wanted_warden(&map, &alive, &self.node).is_some()
+            && wanted_warden(&map, &alive, &self.own.name).is_some()
         {
             return self.set_warden(own).await;
         }
@@ -356,9 +356,9 @@ impl Shared {
     /// Gives this node another warden.
     async fn set_warden(&self, own: &RingLease) -> Result<(), DocumentsError> {
         let before = self.documents.read().await?;
-        let Some(warden) = wanted_warden(&before.map, &before.alive, &self.node) else { return Ok(()) };
+        let Some(warden) = wanted_warden(&before.map, &before.alive, &self.own.name) else { return Ok(()) };
         let Some(guards) = self.guards(&[]) else { return Ok(()) };
-        let after = before.map.set_warden(&self.node, Some(warden))?;
+        let after = before.map.set_warden(&self.own.name, Some(warden))?;
         own.begin_change(before.map.version());
         let written = self.documents.write(Some(&before), &after, guards).await;
         match &written {
@@ -396,7 +396,7 @@ impl Shared {
         let guards =
             self.guards(&lost).filter(|_| before.map.version() == *version && !before.alive.has(ward));
         let Some(guards) = guards else { return Ok(None) };
-        let after = before.map.strike(ward, &self.node, &|node| before.alive.has(node))?;
+        let after = before.map.strike(ward, &self.own.name, &|node| before.alive.has(node))?;
         self.documents.write(Some(&before), &after, guards).await?;
         Ok(Some(after))
     }
@@ -430,10 +430,10 @@ impl Shared {
 
     async fn try_sign_off(&self) -> Result<(), DocumentsError> {
         let before = self.documents.read().await?;
-        let is_own = |index| before.map.node(index).host == self.host;
-        let guards = self.guards(&[]).filter(|_| before.map.find(&self.node).is_some_and(is_own));
-        let Some(guards) = guards else { return Ok(()) };
-        self.documents.write(Some(&before), &before.map.sign_off(&self.node)?, guards).await
+        let (map, Node { name, host, .. }) = (&before.map, &self.own);
+        let is_own = map.find(name).is_some_and(|index| map.node(index).runs_on(host));
+        let Some(guards) = self.guards(&[]).filter(|_| is_own) else { return Ok(()) };
+        self.documents.write(Some(&before), &map.sign_off(name)?, guards).await
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `steward` | the tasks of the thread: the watch, aborted moves, requests of operators, the hand-over |
 //! | `lease` | this node's lease, and what it does when another node's has ended |
 //! | `moves` | the moves of slots to this node |
+//! | `host` | the text by which a node's document names the host of its process |
 //! | `control` | routes of the admin listener, and the hand-over to another process |
 //!
 //! The registry may be away at any time after the start: clients are served as before, and only moves
@@ -20,6 +21,7 @@
 
 mod control;
 mod documents;
+mod host;
 mod join;
 mod lease;
 mod moves;

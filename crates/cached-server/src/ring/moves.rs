@@ -101,11 +101,11 @@ impl Shared {
         if *self.is_held.borrow() {
             return Next::Look;
         }
-        let own = map.find(&self.node);
+        let own = map.find(&self.own.name);
         if let Some(left) = map.moves().iter().find(|one| Some(one.to) == own) {
             return Next::Abort(left.id);
         }
-        if map.next_move(&self.node, &|_| Some(0)).is_none() {
+        if map.next_move(&self.own.name, &|_| Some(0)).is_none() {
             return Next::Wait;
         }
         // Without its lease this node would lose the slots again. A node that does not know this one would
@@ -116,14 +116,14 @@ impl Shared {
         }
         let held =
             |node: &str| self.live.held_bytes(node).map(|bytes| if is_small { u64::MAX } else { bytes });
-        let next = map.next_move(&self.node, &held);
+        let next = map.next_move(&self.own.name, &held);
         next.map_or(Next::Look, |(from, slots)| Next::Move(from, slots))
     }
 
     /// Moves slots to this node.
     async fn move_one(&self, from: &str, slots: SlotSet) -> Outcome {
         let count = slots.len();
-        let begun = self.documents.change(|map| map.begin_move(from, &self.node, slots.clone())).await;
+        let begun = self.documents.change(|map| map.begin_move(from, &self.own.name, slots.clone())).await;
         let begun = match begun {
             Ok(map) => map,
             Err(error) => {
@@ -237,7 +237,7 @@ impl Shared {
             let Ok(after) = before.map.commit_move(id) else {
                 // An earlier attempt, whose outcome was unknown, may have been made. Slots become this
                 // node's only by its own moves, or because another node is struck off.
-                let (slots, own) = (&begun.find_move(id)?.slots, before.map.find(&self.node)?);
+                let (slots, own) = (&begun.find_move(id)?.slots, before.map.find(&self.own.name)?);
                 let is_own = slots.iter().all(|slot| before.map.owner(slot) == own);
                 return (is_own && before.map.is_whole_since(begun)).then_some(before.map);
             };

@@ -7,7 +7,7 @@ use cached_admin::AdminServer;
 use cached_memcached::LiveServer;
 use cached_process::{Drain, Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable, Revision};
-use cached_ring::Map;
+use cached_ring::{Map, Node};
 use std::cell::Cell;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -90,17 +90,17 @@ impl Steward {
     /// Ends the steward, whose server has ended, and waits for it. If the server has served, and ended
     /// `in_order` without another process that takes over, the registry learns that nobody answers as
     /// this node any more.
-    pub fn end(self, in_order: bool) {
-        self.finish(in_order);
-    }
-
-    fn finish(&self, signs_off: bool) {
+    pub fn end(&mut self, in_order: bool) {
         self.request_end();
         self.phase.send_modify(|phase| {
             if *phase == Phase::Ending {
-                *phase = Phase::Ended { signs_off };
+                *phase = Phase::Ended { signs_off: in_order };
             }
         });
+        if let Some(thread) = self.thread.take() {
+            // The process knows of a panic.
+            let _ = thread.join();
+        }
     }
 
     /// Returns the handle for the hand-over to another process.
@@ -111,11 +111,7 @@ impl Steward {
 
 impl Drop for Steward {
     fn drop(&mut self) {
-        self.finish(false);
-        if let Some(thread) = self.thread.take() {
-            // The process knows of a panic.
-            let _ = thread.join();
-        }
+        self.end(false);
     }
 }
 
@@ -123,10 +119,8 @@ impl Drop for Steward {
 pub(super) struct Shared {
     pub(super) documents: Documents,
     pub(super) live: LiveServer,
-    /// The name of this node.
-    pub(super) node: String,
-    /// The host of this process.
-    pub(super) host: String,
+    /// This node, as its configuration describes it, and the host of this process.
+    pub(super) own: Node,
     /// Whether no move may begin, because the node is handed over to another process.
     pub(super) is_held: watch::Sender<bool>,
     /// The number of changes of the documents that are under way, such as a move to this node.
@@ -149,8 +143,7 @@ fn run(
     let shared = Shared {
         documents,
         live,
-        node: own.name.clone(),
-        host: own.host.clone(),
+        own,
         is_held: watch::Sender::new(false),
         changes: watch::Sender::new(0),
         written: Cell::new(None),
@@ -163,7 +156,7 @@ fn run(
         if phase.wait_for(|phase| *phase != Phase::Waiting).await.is_err() {
             return;
         }
-        shared.documents.follow(shared.live.clone(), own, drain);
+        shared.documents.follow(shared.live.clone(), shared.own.clone(), drain);
         shared.warn_of_no_weight();
         tokio::select! {
             () = shared.watch() => {}
@@ -249,13 +242,13 @@ impl Shared {
 
     fn warn_of_no_weight(&self) {
         let latest = self.documents.latest().borrow().clone();
-        let weight = latest.and_then(|map| Some(map.node(map.find(&self.node)?).weight));
+        let weight = latest.and_then(|map| Some(map.node(map.find(&self.own.name)?).weight));
         if weight == Some(0) {
             tracing::warn!(
-                node = self.node,
+                node = self.own.name,
                 "this node has weight 0 and is given no slots, because it was drained, or given up by `cluster fail`: \
                  `cachectl cluster weight {} 1` gives it some",
-                self.node
+                self.own.name
             );
         }
     }

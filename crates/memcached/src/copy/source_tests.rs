@@ -28,15 +28,8 @@ use test_kit::rng::Rng;
 const VALUE_BYTES_MAX: usize = 1 << 20;
 
 fn node_with(memory_bytes: usize) -> Arc<Shared> {
-    let node = |name: &str, port: u16| Node {
-        name: name.into(),
-        ring: format!("127.0.0.1:{port}"),
-        address: format!("127.0.0.1:{}", port + 1),
-        weight: 1,
-        term: 0,
-        lease_ms: 0,
-        warden: None,
-        host: String::new(),
+    let node = |name: &str, port: u16| {
+        Node::new(name, format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1))
     };
     let owners = Box::new([NodeIndex(0); SLOTS]);
     let map = Map::new("main", 1, vec![node("a", 1), node("b", 3)], owners).expect("a map");

@@ -12,15 +12,9 @@ use std::time::Duration;
 
 /// Returns a map in a registry, of `b`, which owns all slots, and `a`, whose warden `b` is.
 fn map() -> Arc<Map> {
-    let node = |name: &str, port: u16| MapNode {
-        name: name.into(),
-        ring: format!("127.0.0.1:{port}"),
-        address: format!("127.0.0.1:{}", port + 1),
-        weight: 1,
-        term: 0,
-        lease_ms: 60_000,
-        warden: None,
-        host: String::new(),
+    let node = |name: &str, port: u16| {
+        let [ring, address] = [port, port + 1].map(|port| format!("127.0.0.1:{port}"));
+        MapNode { lease_ms: 60_000, ..MapNode::new(name, ring, address) }
     };
     let map = Map::first("main", node("b", 3)).and_then(|map| map.join(node("a", 1)));
     Arc::new(map.and_then(|map| map.set_warden("a", Some("b"))).expect("a map"))

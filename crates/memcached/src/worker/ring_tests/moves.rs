@@ -65,16 +65,7 @@ struct Steps<'a> {
 impl Pair {
     fn new() -> Pair {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let node = |name: &str, ring: String| MapNode {
-            name: name.into(),
-            ring,
-            address: format!("{name}.example:1"),
-            weight: 1,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-            host: String::new(),
-        };
+        let node = |name: &str, ring: String| MapNode::new(name, ring, format!("{name}.example:1"));
         let first = Map::first("main", node("a", listener.local_addr().unwrap().to_string())).unwrap();
         let map = first.join(node("b", "127.0.0.1:1".into())).unwrap();
         let [mut a, mut b] = ["a", "b"].map(|name| Node::new(name, Arc::new(map.clone())));

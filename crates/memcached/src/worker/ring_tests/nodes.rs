@@ -23,15 +23,8 @@ use tokio::sync::oneshot;
 
 /// Returns a map of the nodes a and b, in which `owner` names the owner of each slot.
 pub(in crate::worker) fn map_of(version: u64, owner: impl Fn(u16) -> u16) -> Arc<Map> {
-    let node = |name: &str, port: u16| MapNode {
-        name: name.into(),
-        ring: format!("127.0.0.1:{port}"),
-        address: format!("127.0.0.1:{}", port + 1),
-        weight: 1,
-        term: 0,
-        lease_ms: 0,
-        warden: None,
-        host: String::new(),
+    let node = |name: &str, port: u16| {
+        MapNode::new(name, format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1))
     };
     let owners: Vec<NodeIndex> = (0..SLOTS as u16).map(|slot| NodeIndex(owner(slot))).collect();
     let owners = owners.try_into().expect("an owner for each slot");

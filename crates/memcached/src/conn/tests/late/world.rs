@@ -270,16 +270,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(rng: &mut Rng, requests_per_wake: Option<u32>) -> World {
-        let node = |name: &str, port: u32| Node {
-            name: name.to_owned(),
-            ring: format!("{name}:{port}"),
-            address: format!("{name}:11211"),
-            weight: 1,
-            term: 0,
-            lease_ms: 0,
-            warden: None,
-            host: String::new(),
-        };
+        let node = |name: &str, port: u32| Node::new(name, format!("{name}:{port}"), format!("{name}:11211"));
         let nodes = vec![node("a", 1), node("b", 2), node("c", 3)];
         let mut owners = Box::new([NodeIndex(0); SLOTS]);
         for run in owners.chunks_mut(16) {
