@@ -22,10 +22,12 @@
 //! the source does not know whether the target has committed the move.
 
 mod frames;
+mod pace;
 mod source;
 mod target;
 
 pub use frames::{Frame, HEAD_BYTES, ItemFrame, Malformed, REFUSED_BYTES_MAX, bits, frame};
+pub use pace::{CHANGES_MANY, pause_after};
 pub use source::{Source, SourceAction, SourceEvent, SourceState};
 pub use target::{Target, TargetAction, TargetEvent, TargetState};
 

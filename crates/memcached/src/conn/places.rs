@@ -446,12 +446,16 @@ impl Routed {
                 true
             }
             Place::Peer(peer) if peer.id == id => {
-                let before = peer.got.len();
-                peer.state = put(&mut peer.got, outcome);
-                let got_bytes = peer.got.len() - before;
-                self.waiting_bytes += got_bytes;
+                // What comes in its turn need not be copied again.
+                let is_first = index == 0;
+                debug_assert!(!is_first || peer.got.is_empty());
+                let got = if is_first { &mut self.ready.bytes } else { &mut peer.got };
+                let before = got.len();
+                peer.state = put(got, outcome);
+                let got_bytes = got.len() - before;
+                self.waiting_bytes += if is_first { 0 } else { got_bytes };
                 // All of it, also where the node sends the parts without being asked to.
-                let waiting = peer.got.len();
+                let waiting = if is_first { got_bytes } else { got.len() };
                 if is_complete {
                     self.reading -= u32::from(peer.in_steps);
                     *usual = *usual - *usual / 8 + waiting / 8;

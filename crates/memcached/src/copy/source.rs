@@ -12,7 +12,8 @@ use crate::shared::Shared;
 use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue};
 use cached_ring::Move;
 use cached_ring::copy::{
-    Frame, ItemFrame, Malformed, OutOfOrder, Source, SourceAction, SourceEvent, bits, frame,
+    CHANGES_MANY, Frame, ItemFrame, Malformed, OutOfOrder, Source, SourceAction, SourceEvent, bits, frame,
+    pause_after,
 };
 use std::io::{self, ErrorKind};
 use std::panic::resume_unwind;
@@ -27,8 +28,6 @@ const SLICE_BYTES: usize = 128 << 10;
 const SLICE_BUCKETS: usize = 256;
 /// A value above this size is not copied while its hash bucket is locked.
 const PINNED_BYTES_MIN: usize = 16 << 10;
-/// So many changed keys may wait during the walk.
-const QUEUE_SHORT: usize = 256;
 /// READY is sent once all changes that wait are sent within this time, which is about the time for which
 /// the slots will be sealed. It rises with the time since the walk, up to the maximum.
 const SENT_WITHIN: Duration = Duration::from_millis(30);
@@ -175,11 +174,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Sends all items once.
+    /// Sends all items once, at the pace of a move.
     fn walk(&mut self) -> Result<(), SourceError> {
         while !self.walk.is_over() {
+            let begun = Instant::now();
             self.take_turn()?;
-            thread::yield_now();
+            thread::sleep(pause_after(begun.elapsed(), self.changes()));
         }
         Ok(())
     }
@@ -250,7 +250,12 @@ impl Session<'_> {
     }
 
     fn has_changes(&self) -> bool {
-        self.hook.is_some() && self.changed.len() + self.queue.len() > 0
+        self.hook.is_some() && self.changes() > 0
+    }
+
+    /// Returns the number of changed keys that wait.
+    fn changes(&self) -> usize {
+        self.changed.len() + self.queue.len()
     }
 
     /// Reads and sends some changed items, unless few wait during the walk, and some items of the walk.
@@ -261,7 +266,7 @@ impl Session<'_> {
             if *is_handed_over {
                 return Err(SourceError::Ends);
             }
-            if self.changed.len() == 0 && (self.walk.is_over() || self.queue.len() >= QUEUE_SHORT) {
+            if self.changed.len() == 0 && (self.walk.is_over() || self.queue.len() >= CHANGES_MANY) {
                 self.changed = self.queue.take()?.into_iter();
             }
             while self.out.bytes.len() < SLICE_BYTES

@@ -10,10 +10,11 @@ use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
 use cached_core::kv::{DeleteOptions, ImportOptions, Imported, ScanCursor, StoreError};
-use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bits, frame};
+use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bits, frame, pause_after};
 use cached_ring::{Map, slot_of};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
@@ -227,6 +228,7 @@ fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyErro
     // If nothing is being removed, the store has no items of slots that are not this node's.
     let mut cursor = ring.is_purging().then(ScanCursor::default);
     while let Some(at) = cursor {
+        let begun = Instant::now();
         if is_ending(shared) || !ring.may_fill(filling) {
             return Err(CopyError::Ends);
         }
@@ -236,6 +238,8 @@ fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyErro
             return Err(CopyError::Ends);
         }
         (cursor, _) = remove_items(&shared.kv, at, |slot| filling.slots.contains(slot));
+        drop(is_handed_over);
+        thread::sleep(pause_after(begun.elapsed(), 0));
     }
     Ok(())
 }
