@@ -27,7 +27,7 @@ mod source;
 mod target;
 
 pub use frames::{Frame, HEAD_BYTES, ItemFrame, Malformed, REFUSED_BYTES_MAX, bits, frame};
-pub use pace::{CHANGES_MANY, pause_after};
+pub use pace::{CHANGES_MANY, Pace};
 pub use source::{Source, SourceAction, SourceEvent, SourceState};
 pub use target::{Target, TargetAction, TargetEvent, TargetState};
 

@@ -12,8 +12,8 @@ use crate::shared::Shared;
 use cached_core::kv::{AddedHook, ItemView, Kv, PinnedValue};
 use cached_ring::Move;
 use cached_ring::copy::{
-    CHANGES_MANY, Frame, ItemFrame, Malformed, OutOfOrder, Source, SourceAction, SourceEvent, bits, frame,
-    pause_after,
+    CHANGES_MANY, Frame, ItemFrame, Malformed, OutOfOrder, Pace, Source, SourceAction, SourceEvent, bits,
+    frame,
 };
 use std::io::{self, ErrorKind};
 use std::panic::resume_unwind;
@@ -176,10 +176,14 @@ impl Session<'_> {
 
     /// Sends all items once, at the pace of a move.
     fn walk(&mut self) -> Result<(), SourceError> {
+        let mut pace = Pace::default();
         while !self.walk.is_over() {
             let begun = Instant::now();
             self.take_turn()?;
-            thread::sleep(pause_after(begun.elapsed(), self.changes()));
+            match pace.pause_after(begun.elapsed(), self.changes()) {
+                Some(pause) => thread::sleep(pause),
+                None => thread::yield_now(),
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
 use cached_core::clock::Expiry;
 use cached_core::kv::{DeleteOptions, ImportOptions, Imported, ScanCursor, StoreError};
-use cached_ring::copy::{Frame, ItemFrame, Target, TargetAction, TargetEvent, bits, frame, pause_after};
+use cached_ring::copy::{Frame, ItemFrame, Pace, Target, TargetAction, TargetEvent, bits, frame};
 use cached_ring::{Map, slot_of};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
@@ -227,8 +227,8 @@ fn run(
 fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyError> {
     // If nothing is being removed, the store has no items of slots that are not this node's.
     let mut cursor = ring.is_purging().then(ScanCursor::default);
+    let mut pace = Pace::default();
     while let Some(at) = cursor {
-        let begun = Instant::now();
         if is_ending(shared) || !ring.may_fill(filling) {
             return Err(CopyError::Ends);
         }
@@ -237,9 +237,12 @@ fn clear(shared: &Shared, ring: &Ring, filling: &Filling) -> Result<(), CopyErro
         if *is_handed_over || filling.is_over() {
             return Err(CopyError::Ends);
         }
+        let begun = Instant::now();
         (cursor, _) = remove_items(&shared.kv, at, |slot| filling.slots.contains(slot));
         drop(is_handed_over);
-        thread::sleep(pause_after(begun.elapsed(), 0));
+        if let Some(pause) = pace.pause_after(begun.elapsed(), 0) {
+            thread::sleep(pause);
+        }
     }
     Ok(())
 }
