@@ -3,7 +3,7 @@
 //! Objects are identified by the hash of their names. Two objects with the same hash are recovered
 //! together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use blocker::{Error, Namespace};
 use cached_journal::{Hold, RecordPlace};
@@ -284,12 +284,12 @@ struct Passed {
 /// The parts of states whose last part has not been applied: their segments must stay, whichever
 /// task has passed them.
 pub(crate) struct Parts {
-    passed: Mutex<HashMap<u32, Passed>>,
+    passed: Mutex<BTreeMap<u32, Passed>>,
 }
 
 impl Default for Parts {
     fn default() -> Self {
-        Self { passed: Mutex::ranked(HashMap::new(), &lock_ranks::RECOVERY) }
+        Self { passed: Mutex::ranked(BTreeMap::new(), &lock_ranks::RECOVERY) }
     }
 }
 

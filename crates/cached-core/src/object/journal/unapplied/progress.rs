@@ -1,6 +1,6 @@
 //! The recovery progress of each object, and the tasks that wait for it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
@@ -17,8 +17,9 @@ pub(crate) struct State {
     /// Whether the namespaces have been claimed; until then every operation waits.
     pub(crate) has_begun: bool,
     pub(crate) found: Found,
-    /// The tasks that wait for an object to be recovered, or for their turn to recover it.
-    waiters: HashMap<u32, Vec<Waker>>,
+    /// The tasks that wait for an object to be recovered, or for their turn to recover it. They are woken in
+    /// an order that a simulation repeats.
+    waiters: BTreeMap<u32, Vec<Waker>>,
     /// The tasks that wait for more than one object.
     wide_waiters: Vec<Waker>,
 }
