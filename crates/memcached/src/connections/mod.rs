@@ -155,7 +155,13 @@ impl Connections {
     /// may belong to another connection. The connection's memory counts until its [`Holder`] is
     /// dropped.
     pub(crate) fn remove(&self, info: &ConnInfo) {
-        self.table.lock()[info.fd as usize] = None;
+        let mut table = self.table.lock();
+        table[info.fd as usize] = None;
+        // What looks at all connections need not look at the most that there have been.
+        while table.last().is_some_and(Option::is_none) {
+            table.pop();
+        }
+        drop(table);
         self.count.fetch_sub(1, Ordering::Relaxed);
         info.listener.open.fetch_sub(1, Ordering::Relaxed);
     }
