@@ -23,7 +23,7 @@ use blocker_s3::object_store::path::Path as Key;
 use blocker_s3::object_store::signer::{Method, Signer};
 use blocker_s3::object_store::{self, ClientOptions, ObjectStore};
 use http_body_util::BodyExt;
-use test_kit::outside::{are_installed, fetch, find_program, skip};
+use test_kit::outside::{are_installed, fetch, find_program, run, skip, text};
 
 /// How long a server may take to start on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -73,7 +73,10 @@ fn install_moto() -> Result<PathBuf, String> {
         return Ok(programs);
     }
     let mut make = Command::new(find_program("python3").ok_or("there is no python3")?);
-    fetch(make.args(["-m", "venv", "--clear"]).arg(&environment), INSTALL_DEADLINE)?;
+    let made = run(make.args(["-m", "venv", "--clear"]).arg(&environment), INSTALL_DEADLINE);
+    if !made.status.success() {
+        return Err(text(&made));
+    }
     let mut fill = Command::new(programs.join("python"));
     fill.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements]);
     fetch(&mut fill, INSTALL_DEADLINE)?;
