@@ -137,8 +137,8 @@ impl Holder {
         now < self.until()
     }
 
-    /// A map has been put in force. If another process on another host is the node there, nothing that is
-    /// promised to the node is meant for this one.
+    /// A map has been put in force. If the node is another process there, nothing that is promised to it is
+    /// meant for this one.
     pub fn follow(&mut self, map: &Map) {
         let node = map.find(&self.node).map(|index| map.node(index)).filter(|node| node.runs_on(&self.host));
         let term = node.map_or(0, |node| node.term);

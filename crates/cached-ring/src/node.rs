@@ -135,8 +135,8 @@ impl Node {
         self.process == ProcessState::Claims || !self.host.is_empty() && self.host != host
     }
 
-    /// Returns whether the process that has joined last is on this host, and has not ended in order. A
-    /// process of the node there that has joined is that one.
+    /// Returns whether the process that has joined last is on this host, and has not ended in order. A host
+    /// has only one process of the node that has joined.
     #[must_use]
     pub fn runs_on(&self, host: &str) -> bool {
         self.process == ProcessState::Runs && self.host == host

@@ -151,13 +151,13 @@ impl RealDisk {
     }
 }
 
-/// Returns the identity of the file at `path` from `directory`, or of `directory` itself, which may
-/// be a file, if `path` is empty.
+/// Returns the identity of the file at `path` from the directory `at`, or of `at` itself, which may be a
+/// file, if `path` is empty.
 ///
 /// Asks for nothing else: after someone has asked for a file's times, file systems with fine-grained
 /// timestamps change them at the next write, and some write them to the disk with the next sync.
-fn id_of(directory: impl AsFd, path: &Path) -> io::Result<FileId> {
-    let found = statx(directory, path, AtFlags::EMPTY_PATH, StatxFlags::INO)?;
+fn id_of(at: impl AsFd, path: &Path) -> io::Result<FileId> {
+    let found = statx(at, path, AtFlags::EMPTY_PATH, StatxFlags::INO)?;
     Ok((makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 

@@ -319,7 +319,7 @@ impl Documents {
         let ends = match map.find(&own.name) {
             None => Some("this node has been removed from the ring"),
             Some(index) if !map.node(index).runs_on(&own.host) => {
-                Some("a process on another host has taken the place of this one")
+                Some("another process has taken the place of this one")
             }
             Some(_) => None,
         };

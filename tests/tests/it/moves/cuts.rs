@@ -382,7 +382,7 @@ fn a_process_on_another_host_waits_for_the_end_of_the_earlier_one() {
     let process = &mut cluster.nodes[0].process;
     assert_eq!(process.wait_exit(), 0, "{}", process.log());
     process.pid = 0;
-    assert!(process.log().contains("a process on another host has taken the place of this one"));
+    assert!(process.log().contains("another process has taken the place of this one"));
     later.ask(b"get k\r\n", b"VALUE k 0 6\r\nsecond\r\nEND\r\n");
     cluster.settle("the earlier process has ended");
     cluster.end();

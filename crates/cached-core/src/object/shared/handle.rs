@@ -94,7 +94,7 @@ impl Handle {
         self.id.get_or_init(|| self.shared.objects.index.id(self.in_use()))
     }
 
-    /// Runs `job` in the object's exclusive section: at once if no thread is inside.
+    /// Runs `job` in the object's exclusive section: before this returns, if no thread is inside.
     ///
     /// # Cancel safety
     /// A job whose future is dropped before it has run never runs.

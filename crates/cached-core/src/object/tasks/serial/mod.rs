@@ -261,8 +261,8 @@ impl<T> Drop for Serial<T> {
 }
 
 impl<T> Serial<T> {
-    /// Returns a future that completes when `job` has run: at once if no thread is inside. `handle` leads to
-    /// this executor.
+    /// Returns a future that completes when `job` has run: before this returns, if no thread is inside. `handle`
+    /// leads to this executor.
     ///
     /// # Cancel safety
     /// A job whose future is dropped before it has run never runs.
