@@ -154,9 +154,13 @@ impl BlockElection {
     /// of the lease.
     #[must_use]
     pub(crate) fn leader(&self, now: Timestamp) -> Option<usize> {
-        let (voter, value) = self.vote?;
-        let is_recent = self.seen.as_ref().is_some_and(|(_, at)| now < *at + self.own.lease);
-        (is_recent && voter as u64 == value && voter != self.me).then_some(voter)
+        let (_, value) = self.vote?;
+        let (seen, at) = self.seen.as_ref()?;
+        let leader = usize::try_from(value).ok().filter(|leader| *leader != self.me)?;
+        let block = seen.get(leader)?;
+        // An earlier leader that has offered it the epoch may have voted after it, for the same value.
+        let has_voted = block.counter == self.latest && block.voted > 0 && block.value == value;
+        (has_voted && now < *at + self.own.lease).then_some(leader)
     }
 
     /// Makes the leader step down in favour of node `to`, of any other node if `to` is `None`, or
@@ -515,6 +519,23 @@ mod tests {
             run(&mut a, &mut disk, at(103));
             assert_eq!((a.role(at(103)), a.leader(at(103))), (Role::Standby, Some(1)));
         }
+    }
+
+    #[test]
+    fn a_leader_that_still_steps_down_knows_who_has_taken_its_place() {
+        let (mut a, mut b, mut disk) = nodes();
+        run(&mut a, &mut disk, at(100));
+        run(&mut b, &mut disk, at(3));
+        a.step_down(Some(1));
+        let Action::Do(BlockOp::Write(offer)) = a.next(at(102)) else { panic!("{a:?}") };
+        disk[0] = offer;
+        a.written(at(102));
+        b.look(at(5));
+        run(&mut b, &mut disk, at(5));
+        assert!(matches!(b.role(at(5)), Role::Leader(..)), "{b:?}");
+        run(&mut a, &mut disk, at(103));
+        assert!(disk[0].voted > disk[1].voted, "it votes once more: {disk:?}");
+        assert_eq!((a.role(at(103)), a.leader(at(103))), (Role::Standby, Some(1)));
     }
 
     #[test]
