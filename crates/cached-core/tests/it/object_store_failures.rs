@@ -346,6 +346,33 @@ fn a_deposed_cache_reports_the_loss_of_its_dirty_data() {
 }
 
 #[test]
+fn an_invalid_epoch_fences_nobody_although_its_claim_failed_otherwise_before() {
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
+    let object = id("claimed");
+    let claim =
+        |epoch| cache.claim(ClaimRequest::new(Scope::Object(object.clone()), Epoch(epoch), WriterId(1)));
+    sim.run(claim(7)).unwrap();
+    let too_far = 7 + admission::EPOCH_STEP_MAX + 1;
+    store.rule(|call| match call.op {
+        Op::Claim => Verdict::Fail(Error::Retryable("away".into())),
+        _ => Verdict::Pass,
+    });
+    assert!(matches!(sim.run(claim(too_far)), Err(Error::Retryable(_))));
+    store.pass();
+    assert!(matches!(sim.run(claim(too_far)), Err(Error::Invalid(_))));
+    let write = |epoch| {
+        let write = WriteRequest::new(object.clone(), 0, pattern(1, 0, 100));
+        cache.write(write.stamp(Stamp::new(epoch, 1)))
+    };
+    let earlier = sim.run(write(6));
+    assert!(matches!(earlier, Err(Error::Fenced { epoch: Epoch(7) })), "{earlier:?}");
+    sim.run(write(7)).unwrap();
+    sim.run(claim(8)).unwrap();
+}
+
+#[test]
 fn a_store_of_small_requests_gets_small_requests() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     store.limit(|capabilities| capabilities.request_bytes_max = 16 * KIB);

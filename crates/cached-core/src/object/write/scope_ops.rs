@@ -9,7 +9,7 @@ use cached_journal::Position;
 use crate::object::journal::{ChangeLog, JournalState};
 use crate::object::read::load::load_head;
 use crate::object::shared::calls::expedite;
-use crate::object::shared::claim::drop_clean;
+use crate::object::shared::claim::{ask_epoch, drop_clean};
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
 use crate::object::tasks::deadline::{FlushTicket, Stored, until};
@@ -184,6 +184,13 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
             (Ok(_), _) => shared.store.claims.note(&request.scope, request.epoch),
             (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
                 shared.store.claims.take_back(&request.scope, request.epoch, before);
+            }
+            // An earlier attempt, which has failed otherwise, may have raised the epoch. The store would not
+            // call it invalid if it was in force.
+            (Err(Error::Invalid(_)), None) if shared.fences_callers() => {
+                if let Ok(before) = ask_epoch(&shared.store, request.scope.clone()).await {
+                    shared.store.claims.take_back(&request.scope, request.epoch, before);
+                }
             }
             _ => {}
         }
