@@ -27,8 +27,8 @@ pub(crate) struct TableBody<C> {
     observed: Mutex<Observed>,
     /// The encoded table that was read last, and its content: a watch reads the same one many times.
     decoded: Mutex<(Bytes, Arc<Table>)>,
-    /// Locked during a change, so that the changes of one process do not compete. Contains the
-    /// table that this process has written last, with its version.
+    /// Locked during an attempt at a change, so that the changes of one process do not compete. Contains
+    /// the table that this process has written last, with its version.
     turn: tokio::sync::Mutex<Option<(u64, Table)>>,
 }
 
@@ -161,8 +161,12 @@ impl<C: Cell> TableBody<C> {
             }
             // An assumption may have been wrong for long, so perhaps nobody competes.
             if !is_assumed {
+                // Other changes of this process do not wait for this one: slots may be sealed until one of
+                // them is made, while this one renews a lease.
+                drop(written);
                 let most = 1_u64 << attempt.min(8);
                 self.clock.sleep(Duration::from_millis(1 + random() % most)).await;
+                written = self.turn.lock().await;
             }
         }
         Err(Error::Unavailable("too many hosts change it at the same time".into()))
@@ -182,8 +186,11 @@ mod tests {
     use super::super::Content;
     use super::*;
     use crate::document::Expect;
-    use blocker::SystemClock;
+    use blocker::{ManualClock, SystemClock};
+    use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Poll;
 
     /// A cell in memory, which counts its operations.
     #[derive(Clone, Default)]
@@ -191,6 +198,8 @@ mod tests {
         content: Arc<Mutex<Content>>,
         reads: Arc<AtomicU32>,
         swaps: Arc<AtomicU32>,
+        /// The number of further swaps before which another host replaces the table.
+        lost: Arc<AtomicU32>,
     }
 
     impl Cell for Counted {
@@ -202,6 +211,10 @@ mod tests {
         async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<Option<u64>> {
             self.swaps.fetch_add(1, Ordering::Relaxed);
             let mut content = self.content.lock();
+            if self.lost.load(Ordering::Relaxed) > 0 {
+                self.lost.fetch_sub(1, Ordering::Relaxed);
+                content.version = Some(content.version.unwrap_or(0) + 1);
+            }
             if content.version != expected {
                 return Ok(None);
             }
@@ -248,6 +261,25 @@ mod tests {
             assert_eq!(cell.taken(), (0, 2));
             body.revoke(lease).await.unwrap();
             assert_eq!(cell.taken(), (1, 0));
+        });
+    }
+
+    #[test]
+    fn a_change_does_not_wait_for_another_one_that_waits_for_its_next_attempt() {
+        run(async {
+            let (cell, clock) = (Counted::default(), ManualClock::new());
+            put(&cell.body(), "k", Expect::Absent).await.unwrap();
+            let body = TableBody::new(cell.clone(), Arc::new(clock.clone()), Duration::from_secs(1));
+            cell.lost.store(1, Ordering::Relaxed);
+            let mut slow = pin!(put(&body, "slow", Expect::Absent));
+            assert!(poll_fn(|cx| Poll::Ready(slow.as_mut().poll(cx))).await.is_pending());
+            let mut fast = pin!(put(&body, "fast", Expect::Absent));
+            let Poll::Ready(at) = poll_fn(|cx| Poll::Ready(fast.as_mut().poll(cx))).await else {
+                panic!("it waits for the other one");
+            };
+            clock.advance(Duration::from_secs(1));
+            assert!(slow.await.unwrap() > at.unwrap());
+            assert_eq!(body.list("").await.unwrap().documents.len(), 3);
         });
     }
 
