@@ -41,6 +41,11 @@ impl Connection {
         matches!(&self.phase, Phase::Routed(routed) if routed.waits_for_request())
     }
 
+    /// Returns whether replies wait that the transport has not accepted.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.output.is_some()
+    }
+
     /// Returns whether the log thread sends lines to this client.
     #[inline]
     pub(crate) fn is_watcher(&self) -> bool {
