@@ -32,6 +32,9 @@ const NODES_MAX: usize = 8;
 /// The time limit for slots to be where they belong. It is generous, because the machine may be busy.
 const SETTLED: Duration = Duration::from_secs(240);
 
+/// The interval of looks at the nodes.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Time limits and leases of nodes of which none is expected to be lost: the machine may be busy.
 pub const PATIENT: &str = "peer_timeout_ms = 60000\nconnect_timeout_ms = 60000\nlease_secs = 120";
 
@@ -349,7 +352,20 @@ impl Cluster {
         let deadline = Instant::now() + SETTLED;
         while let Some(why) = self.unsettled() {
             assert!(Instant::now() < deadline, "{context}: not settled: {why}\n{}", self.logs());
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Looks at the nodes for a time as often as [`settle`](Self::settle) does, so that a rig finds the same
+    /// cost of looks with moves and without.
+    ///
+    /// # Panics
+    /// Panics if slots move, with the logs.
+    pub fn stay_settled(&self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            assert_eq!(self.unsettled(), None, "nobody has asked for moves\n{}", self.logs());
+            std::thread::sleep(LOOK);
         }
     }
 
@@ -426,7 +442,7 @@ impl Cluster {
         while let Some(node) = running().find(|node| self.command(*node, &["status"]).0 != 0) {
             let said = || self.command(node, &["status"]).1;
             assert!(Instant::now() < deadline, "not connected: {}\n{}", said(), self.logs());
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(LOOK);
         }
     }
 

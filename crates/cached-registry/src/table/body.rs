@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Clock, Timestamp};
-use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::Cell;
 use super::content::{Observed, Table};
+use super::{Cell, Content};
 use crate::document::{Change, Changes, Document, Key, Lease, LeaseId, Listing, Revision};
 use crate::error::{Error, Result};
 
@@ -25,11 +24,11 @@ pub(crate) struct TableBody<C> {
     /// The time between two reads by a watch.
     poll: Duration,
     observed: Mutex<Observed>,
-    /// The encoded table that was read last, and its content: a watch reads the same one many times.
-    decoded: Mutex<(Bytes, Arc<Table>)>,
-    /// Locked during a change, so that the changes of one process do not compete. Contains the
-    /// table that this process has written last, with its version.
-    turn: tokio::sync::Mutex<Option<(u64, Table)>>,
+    /// The table that was read or written last. A watch reads the same one many times, and a change begins
+    /// with it.
+    known: Mutex<Option<(Content, Arc<Table>)>>,
+    /// Locked during an attempt at a change, so that the changes of one process do not compete.
+    turn: tokio::sync::Mutex<()>,
 }
 
 impl<C: fmt::Debug> fmt::Debug for TableBody<C> {
@@ -40,8 +39,8 @@ impl<C: fmt::Debug> fmt::Debug for TableBody<C> {
 
 impl<C: Cell> TableBody<C> {
     pub(crate) fn new(cell: C, clock: Arc<dyn Clock>, poll: Duration) -> Self {
-        let (observed, decoded, turn) = Default::default();
-        Self { cell, clock, poll, observed, decoded, turn }
+        let (observed, known, turn) = Default::default();
+        Self { cell, clock, poll, observed, known, turn }
     }
 
     pub(crate) async fn get(&self, key: &Key) -> Result<Option<Document>> {
@@ -92,17 +91,20 @@ impl<C: Cell> TableBody<C> {
     /// Reads the table, and determines the leases in it that have ended.
     async fn read(&self) -> Result<(Option<u64>, Arc<Table>, Vec<LeaseId>)> {
         let content = self.cell.read().await?;
-        let table = self.decode(content.bytes)?;
+        let version = content.version;
+        let table = self.decode(content)?;
         let ended = self.observe(&table);
-        Ok((content.version, table, ended))
+        Ok((version, table, ended))
     }
 
-    fn decode(&self, bytes: Bytes) -> Result<Arc<Table>> {
-        let mut decoded = self.decoded.lock();
-        if decoded.0 != bytes {
-            *decoded = (bytes.clone(), Arc::new(Table::decode(&bytes)?));
-        }
-        Ok(Arc::clone(&decoded.1))
+    fn decode(&self, content: Content) -> Result<Arc<Table>> {
+        let mut known = self.known.lock();
+        let table = match &*known {
+            Some((before, table)) if before.bytes == content.bytes => Arc::clone(table),
+            _ => Arc::new(Table::decode(&content.bytes)?),
+        };
+        *known = Some((content, Arc::clone(&table)));
+        Ok(table)
     }
 
     fn observe(&self, table: &Table) -> Vec<LeaseId> {
@@ -121,44 +123,45 @@ impl<C: Cell> TableBody<C> {
     /// Makes a change of the newest table. Returns its outcome, and the time before the successful
     /// attempt was sent.
     ///
-    /// The first attempt assumes that nobody has changed the table since this process did, so that a
-    /// leader that renews its lease needs no read. If another process has changed it, the table is
-    /// not replaced.
+    /// The first attempt assumes that nobody has changed the table since this process has read or written it,
+    /// so that a leader that renews its lease needs no read, and a change of what was just read no second
+    /// one. If another process has changed it, the table is not replaced.
     async fn update<T>(&self, change: impl Fn(&mut Table) -> Result<T>) -> Result<(T, Timestamp)> {
-        let mut written = self.turn.lock().await;
         for attempt in 0..TRIES {
-            let assumed = written.take();
+            // Not kept between attempts: slots may be sealed until one change is made, while another one,
+            // such as the renewal of a lease, waits because other hosts are faster.
+            let turn = self.turn.lock().await;
+            let assumed = self.known.lock().clone().filter(|_| attempt == 0);
             let is_assumed = assumed.is_some();
-            let (version, mut table, ended) = match assumed {
-                Some((version, table)) => {
+            let (version, before, ended) = match assumed {
+                Some((content, table)) => {
                     let ended = self.observe(&table);
-                    (Some(version), table, ended)
+                    (content.version, table, ended)
                 }
-                None => {
-                    let (version, table, ended) = self.read().await?;
-                    (version, Table::clone(&table), ended)
-                }
+                None => self.read().await?,
             };
+            let mut table = Table::clone(&before);
             if !ended.is_empty() {
                 self.end(version, table, &ended).await?;
                 continue;
             }
-            let before = table.clone();
             let changed = change(&mut table).and_then(|outcome| Ok((outcome, table.encode()?)));
             // Only a table that has just been read shows that a change is impossible or
             // unnecessary.
-            if is_assumed && (changed.is_err() || table == before) {
+            if is_assumed && (changed.is_err() || table == *before) {
                 continue;
             }
             let (outcome, bytes) = changed?;
             let sent = self.clock.now();
-            if table == before {
+            if table == *before {
                 return Ok((outcome, sent));
             }
-            if let Some(version) = self.cell.swap(version, bytes).await? {
-                *written = Some((version, table));
+            if let Some(version) = self.cell.swap(version, bytes.clone()).await? {
+                let content = Content { version: Some(version), bytes };
+                *self.known.lock() = Some((content, Arc::new(table)));
                 return Ok((outcome, sent));
             }
+            drop(turn);
             // An assumption may have been wrong for long, so perhaps nobody competes.
             if !is_assumed {
                 let most = 1_u64 << attempt.min(8);
@@ -179,11 +182,14 @@ pub(crate) fn random() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Content;
     use super::*;
     use crate::document::Expect;
-    use blocker::SystemClock;
+    use blocker::{ManualClock, SystemClock};
+    use bytes::Bytes;
+    use std::future::poll_fn;
+    use std::pin::pin;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Poll;
 
     /// A cell in memory, which counts its operations.
     #[derive(Clone, Default)]
@@ -191,6 +197,8 @@ mod tests {
         content: Arc<Mutex<Content>>,
         reads: Arc<AtomicU32>,
         swaps: Arc<AtomicU32>,
+        /// The number of further swaps before which another host replaces the table.
+        lost: Arc<AtomicU32>,
     }
 
     impl Cell for Counted {
@@ -202,6 +210,10 @@ mod tests {
         async fn swap(&self, expected: Option<u64>, bytes: Bytes) -> Result<Option<u64>> {
             self.swaps.fetch_add(1, Ordering::Relaxed);
             let mut content = self.content.lock();
+            if self.lost.load(Ordering::Relaxed) > 0 {
+                self.lost.fetch_sub(1, Ordering::Relaxed);
+                content.version = Some(content.version.unwrap_or(0) + 1);
+            }
             if content.version != expected {
                 return Ok(None);
             }
@@ -231,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_alone_changes_the_table_does_not_read_it_before_each_change() {
+    fn a_process_that_knows_the_newest_table_does_not_read_it_before_each_change() {
         run(async {
             let cell = Counted::default();
             let body = cell.body();
@@ -248,6 +260,31 @@ mod tests {
             assert_eq!(cell.taken(), (0, 2));
             body.revoke(lease).await.unwrap();
             assert_eq!(cell.taken(), (1, 0));
+            // It need not have written the table itself.
+            put(&cell.body(), "other", Expect::Absent).await.unwrap();
+            body.list("").await.unwrap();
+            cell.taken();
+            put(&body, "leader", Expect::At(at)).await.unwrap();
+            assert_eq!(cell.taken(), (0, 1));
+        });
+    }
+
+    #[test]
+    fn a_change_does_not_wait_for_another_one_that_waits_for_its_next_attempt() {
+        run(async {
+            let (cell, clock) = (Counted::default(), ManualClock::new());
+            put(&cell.body(), "k", Expect::Absent).await.unwrap();
+            let body = TableBody::new(cell.clone(), Arc::new(clock.clone()), Duration::from_secs(1));
+            cell.lost.store(1, Ordering::Relaxed);
+            let mut slow = pin!(put(&body, "slow", Expect::Absent));
+            assert!(poll_fn(|cx| Poll::Ready(slow.as_mut().poll(cx))).await.is_pending());
+            let mut fast = pin!(put(&body, "fast", Expect::Absent));
+            let Poll::Ready(at) = poll_fn(|cx| Poll::Ready(fast.as_mut().poll(cx))).await else {
+                panic!("it waits for the other one");
+            };
+            clock.advance(Duration::from_secs(1));
+            assert!(slow.await.unwrap() > at.unwrap());
+            assert_eq!(body.list("").await.unwrap().documents.len(), 3);
         });
     }
 

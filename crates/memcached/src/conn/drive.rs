@@ -41,6 +41,11 @@ impl Connection {
         matches!(&self.phase, Phase::Routed(routed) if routed.waits_for_request())
     }
 
+    /// Returns whether replies wait that the transport has not accepted.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.output.is_some()
+    }
+
     /// Returns whether the log thread sends lines to this client.
     #[inline]
     pub(crate) fn is_watcher(&self) -> bool {
@@ -235,7 +240,7 @@ impl Connection {
         self.send(context, io)
     }
 
-    /// Executes input that was held back.
+    /// Executes input that was held back, or goes on after other nodes' replies.
     #[cold]
     fn run_held(
         &mut self,
@@ -244,11 +249,36 @@ impl Connection {
         budget: &mut Budget,
     ) -> Option<DriveResult> {
         self.runnable = false;
+        // The usual case after the reply to a single request.
+        if self.input.is_empty()
+            && let Phase::Routed(routed) = &self.phase
+            && routed.has_answered_all()
+            && !routed.ready.is_empty()
+        {
+            return self.send_ready(context, io);
+        }
         let mut input = std::mem::take(&mut self.input);
         let (used, result) = self.run(context, io, &input, budget);
         input.drain(..used);
         if !input.is_empty() {
             self.input = input;
+        }
+        result
+    }
+
+    /// Sends the replies that are ready from their own buffer.
+    fn send_ready(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+    ) -> Option<DriveResult> {
+        let Phase::Routed(routed) = &mut self.phase else { return None };
+        let mut ready = std::mem::take(&mut routed.ready);
+        std::mem::swap(context.output, &mut ready);
+        let result = self.send(context, io);
+        std::mem::swap(context.output, &mut ready);
+        if let Phase::Routed(routed) = &mut self.phase {
+            routed.keep_buffer(ready);
         }
         result
     }

@@ -183,7 +183,20 @@ impl Routed {
 
     /// Returns whether input can be read before the connection is driven.
     pub(super) fn waits_for_request(&self) -> bool {
-        matches!(self.phase, Phase::Command) && self.is_idle() && !self.is_blocked && !self.is_ending
+        self.has_answered_all() && self.ready.is_empty()
+    }
+
+    /// Returns whether nothing is left to do for earlier requests but to send the replies that are ready.
+    pub(super) fn has_answered_all(&self) -> bool {
+        let has_request = self.has_places() || self.sending.is_some() || self.is_blocked;
+        matches!(self.phase, Phase::Command) && !has_request && !self.is_ending
+    }
+
+    /// Keeps the buffer of ready replies, which is empty again, unless it is large.
+    pub(super) fn keep_buffer(&mut self, ready: Output) {
+        if ready.capacity() <= KEPT_BYTES {
+            self.ready = ready;
+        }
     }
 
     /// Returns whether there are replies to wait for.
@@ -353,10 +366,9 @@ impl Routed {
                 continue;
             }
             if !self.ready.is_empty() {
-                executor.out.append(&mut self.ready);
-                if self.ready.capacity() > KEPT_BYTES {
-                    self.ready = Output::default();
-                }
+                let mut ready = std::mem::take(&mut self.ready);
+                executor.out.append(&mut ready);
+                self.keep_buffer(ready);
             }
             if executor.out.is_full() {
                 return false;

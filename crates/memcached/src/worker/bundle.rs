@@ -12,6 +12,9 @@
 //! ```
 //! A connection queues up to 2 KiB of replies. A write beyond that waits until these are sent, and
 //! the connection is then driven again, so bytes keep their order.
+//!
+//! Connections with more work, and those that replies of other nodes have woken, are driven without a
+//! receive, and their replies are sent likewise.
 
 use super::{ReadAhead, Worker};
 use crate::connections::After;
@@ -194,8 +197,12 @@ impl Worker {
             let received = ahead[at].received.map(|bytes| at * AHEAD_BYTES..at * AHEAD_BYTES + bytes);
             self.serve_with::<true>(event.data.u64() as usize, received);
         }
+        self.end_bundle();
+    }
+
+    /// Sends the replies of a bundle. Its requests end together.
+    pub(super) fn end_bundle(&mut self) {
         self.send_queued();
-        // The requests of a bundle end together, when their replies are sent.
         if self.counters.next_timed.is_running() {
             self.timing.served(&self.counters);
         }

@@ -22,6 +22,7 @@ use crate::ring::{ALONE, Changed, MIXED, RETRY, Ring, TICK, remove_items};
 use crate::shared::Shared;
 use cached_core::kv::ScanCursor;
 use cached_ring::Map;
+use cached_ring::copy::Pace;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -156,7 +157,13 @@ impl<'a> MapThread<'a> {
     fn may_purge_later(&self) -> bool {
         let since = self.applied.elapsed();
         let more_may_follow = since < PURGE_AFTER || self.ring.is_giving() && since < PURGE_AFTER_MOVE;
-        more_may_follow && !self.ring.has_purging() && !self.shared.kv.is_full()
+        more_may_follow && !self.is_purge_urgent()
+    }
+
+    /// Returns whether somebody waits for the removal of items: requests for slots that this node has been
+    /// given, or other items, for which there is no memory.
+    fn is_purge_urgent(&self) -> bool {
+        self.ring.has_purging() || self.shared.kv.is_full()
     }
 
     /// Lets the workers look after their lanes, and try waiting requests again, if that is due.
@@ -240,9 +247,9 @@ impl<'a> MapThread<'a> {
         Step::Done
     }
 
-    /// Removes the items of other nodes' slots, waits until no other node may execute requests for the
-    /// slots that this node has been given, and then takes these slots. Returns when a map has come,
-    /// after which it goes on.
+    /// Removes the items of other nodes' slots, at the pace of a move unless that is urgent, waits until no
+    /// other node may execute requests for the slots that this node has been given, and then takes these
+    /// slots. Returns when a map has come, after which it goes on.
     fn purge(&mut self, ends: &dyn Fn() -> bool) -> Step {
         let mut purge = match self.purge.take() {
             Some(purge) => purge,
@@ -255,7 +262,9 @@ impl<'a> MapThread<'a> {
                 Purge { begun: Instant::now(), purges, cursor: Some(ScanCursor::default()), removed: 0 }
             }
         };
+        let mut pace = Pace::default();
         while let Some(at) = purge.cursor {
+            let begun = Instant::now();
             if self.ring.next_map().is_some() {
                 self.purge = Some(purge);
                 return Step::Done;
@@ -270,7 +279,11 @@ impl<'a> MapThread<'a> {
             purge.cursor = next;
             purge.removed += removed;
             self.tick();
-            std::thread::yield_now();
+            match pace.pause_after(begun.elapsed(), 0).filter(|_| !self.is_purge_urgent()) {
+                // Ends early when a map comes, or requests begin to wait. Those that wait are tried again.
+                Some(pause) => std::thread::park_timeout(pause.min(RETRY)),
+                None => std::thread::yield_now(),
+            }
         }
         while self.ring.must_wait() {
             if ends() {

@@ -204,11 +204,20 @@ impl Worker {
         let mut yielded = std::mem::take(&mut self.yielded);
         // Rotated, because the first connection may use up the work for costly requests.
         yielded.rotate_left(1);
-        for number in yielded {
-            if let Some(Some(slot)) = self.slots.get_mut(number) {
+        for several in yielded.chunks(BUNDLE) {
+            let is_bundle = self.is_bundle(several.iter().map(|number| *number as u64));
+            for number in several.iter().copied() {
+                let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
                 slot.is_listed = false;
+                // What could not be sent may show that the socket has failed.
+                match is_bundle && !slot.connection.has_unsent() {
+                    true => self.serve_with::<true>(number, None),
+                    false => self.serve(number, None),
+                }
             }
-            self.serve(number, None);
+            if is_bundle {
+                self.end_bundle();
+            }
         }
         if self.lanes.is_some() {
             self.end_iteration();
@@ -246,35 +255,32 @@ impl Worker {
     /// Serves any number of events of any kind.
     #[inline(never)]
     fn serve_several(&mut self, events: &[epoll::Event]) {
-        let min = self.bundles.as_ref().map_or(usize::MAX, Bundles::sockets_min);
-        // A span describes one connection, whose reply has been sent.
-        let is_traced = self.counters.next_timed.is_running() && self.shared.tracer.get().is_some();
-        if events.len() >= min && !is_traced {
-            for bundle in events.chunks(BUNDLE) {
-                match self.count_plain(bundle).is_some_and(|count| count >= min) {
-                    true => self.serve_bundle(bundle),
-                    false => self.serve_groups(bundle),
-                }
+        for several in events.chunks(BUNDLE) {
+            match self.is_bundle(several.iter().map(|event| event.data.u64())) {
+                true => self.serve_bundle(several),
+                false => self.serve_groups(several),
             }
-        } else {
-            self.serve_groups(events);
         }
         if events.iter().any(|event| event.data.u64() >= UDP_FIRST) {
             self.serve_others(events);
         }
     }
 
-    /// Returns the number of events of connections; `None` if any of these has TLS. TLS records are
-    /// read and written one connection at a time, so a bundle would only delay the first reply.
-    fn count_plain(&self, events: &[epoll::Event]) -> Option<usize> {
-        let has_tls = |event: &epoll::Event| {
-            let slot = self.slots.get(event.data.u64() as usize).and_then(Option::as_ref);
+    /// Returns whether the connections with these numbers are served as a bundle. TLS records are read and
+    /// written one connection at a time, so a bundle with one would only delay the first reply.
+    fn is_bundle(&self, numbers: impl ExactSizeIterator<Item = u64> + Clone) -> bool {
+        let min = self.bundles.as_ref().map_or(usize::MAX, Bundles::sockets_min);
+        // A span describes one connection, whose reply has been sent.
+        let is_traced = self.counters.next_timed.is_running() && self.shared.tracer.get().is_some();
+        if numbers.len() < min || is_traced {
+            return false;
+        }
+        let has_tls = |number: u64| {
+            let slot = self.slots.get(number as usize).and_then(Option::as_ref);
             slot.is_some_and(|slot| slot.tls.is_some())
         };
-        if self.tls.is_some() && events.iter().any(has_tls) {
-            return None;
-        }
-        Some(events.iter().filter(|event| event.data.u64() < UDP_FIRST).count())
+        let is_plain = self.tls.is_none() || !numbers.clone().any(has_tls);
+        is_plain && numbers.filter(|number| *number < UDP_FIRST).count() >= min
     }
 
     /// Serves the event sources without a connection slot: UDP sockets, lanes and the command queue.

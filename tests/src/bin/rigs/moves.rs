@@ -31,8 +31,8 @@ pub(crate) struct Arguments {
     /// The percentage of requests that change a key
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=100))]
     changes: u32,
-    /// The number of times that slots move there and back
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    /// The number of times that slots move there and back, in each measurement
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
     /// The number of nodes to which the slots of one node are given
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(2..=8))]
@@ -41,8 +41,8 @@ pub(crate) struct Arguments {
     seed: u64,
 }
 
-/// The time for which the load without moves is measured.
-const QUIET: Duration = Duration::from_secs(5);
+/// The time for which the load without moves is measured before each round.
+const QUIET: Duration = Duration::from_secs(2);
 /// The interval of looks at moves that nothing else disturbs.
 const LOOK: Duration = Duration::from_millis(200);
 /// The nodes, in the order in which they get slots.
@@ -109,9 +109,10 @@ fn move_alone(arguments: &Arguments) {
 fn move_under_load(arguments: &Arguments) -> bool {
     let (cluster, registers) = loaded(arguments, 2);
     weigh(&cluster, &["b"], "1");
-    let quiet = timed(arguments, &registers, "without moves", || std::thread::sleep(QUIET));
     let mut ratios = Vec::new();
     for round in 1..=arguments.rounds {
+        let name = format!("round {round}, without moves");
+        let quiet = timed(arguments, &registers, &name, || cluster.stay_settled(QUIET));
         for weight in ["0", "1"] {
             let name = format!("round {round}, the weight of a is {weight}");
             let moving = timed(arguments, &registers, &name, || weigh(&cluster, &["a"], weight));
@@ -137,9 +138,11 @@ fn move_under_load(arguments: &Arguments) -> bool {
 fn spread(arguments: &Arguments) -> bool {
     let nodes = arguments.nodes as usize;
     let (cluster, registers) = loaded(arguments, nodes);
-    for (name, weight) in [("from one node to", "1"), ("back to one node from", "0")] {
-        let name = format!("{name} {nodes}");
-        timed(arguments, &registers, &name, || weigh(&cluster, &NAMES[1..nodes], weight));
+    for round in 1..=arguments.rounds {
+        for (name, weight) in [("from one node to", "1"), ("back to one node from", "0")] {
+            let name = format!("round {round}, {name} {nodes}");
+            timed(arguments, &registers, &name, || weigh(&cluster, &NAMES[1..nodes], weight));
+        }
     }
     println!("one node to {nodes} and back: {}", sealed(&cluster));
     end(cluster, &registers)
@@ -192,12 +195,21 @@ fn moved(cluster: &Cluster, what: &str) -> f64 {
     cluster.nodes.iter().map(of).sum()
 }
 
-/// Returns the times for which slots were sealed, in a few words. The nodes log only some of many moves.
+/// Returns the times for which slots were sealed, in a few words. The nodes log only some of many moves. Of
+/// fewer than 100 moves, 99 % are all.
 fn sealed(cluster: &Cluster) -> String {
     let of = |line: &str| line.split_once(" sealed_ms=")?.1.split_whitespace().next()?.parse::<f64>().ok();
     let logs: String = cluster.nodes.iter().map(|node| node.process.log()).collect();
     let mut all: Vec<f64> = logs.lines().filter_map(of).collect();
     all.sort_by(f64::total_cmp);
-    let at = |share: usize| all.get(all.len() * share / 100).or(all.last()).copied().unwrap_or_default();
-    format!("{} moves, slots sealed for {:.1} ms (median), {:.1} ms (99 %)", all.len(), at(50), at(99))
+    // The time that this share of the moves did not exceed.
+    let at = |share: usize| {
+        let last = (all.len() * share).div_ceil(100).saturating_sub(1);
+        all.get(last).copied().unwrap_or_default()
+    };
+    let [half, most, longest] = [50, 99, 100].map(at);
+    let count = all.len();
+    format!(
+        "{count} moves, slots sealed for {half:.1} ms (median), {most:.1} ms (99 %), {longest:.1} ms (longest)"
+    )
 }

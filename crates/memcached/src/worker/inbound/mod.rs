@@ -28,6 +28,7 @@ use crate::ring::{Peer, Ring, add};
 use crate::settings::Settings;
 use crate::stream::{FULL_BYTES, Link, Output, Transport};
 use crate::telemetry::heartbeat::Activity;
+use cached_proto::limits::KEY_LEN_MAX;
 use cached_ring::{Hostile, Inbound, wire};
 use replies::Suspended;
 use requests::Arriving;
@@ -61,8 +62,13 @@ const REQUEST_BYTES_MAX: usize = (1 << 30) + (4 << 10);
 /// Further replies are sent without waiting.
 pub(super) const SUSPENDED_BYTES_MAX: usize = 256 << 10;
 
-/// No request is executed while the output holds this many bytes, so that each makes progress.
+/// No request that is longer than [`SHORT_BYTES_MAX`] is executed while the output holds this many bytes: a
+/// retrieval of many keys, which stops once the output is full, is to be answered at once.
 const BUSY_BYTES: usize = FULL_BYTES / 2;
+
+/// The length of the longest `get` of one key. Fewer writes carry the replies to requests up to this length,
+/// before which only a full output is sent.
+const SHORT_BYTES_MAX: usize = "get \r\n".len() + KEY_LEN_MAX;
 
 /// The number of ticks without a byte after which a lane is closed. The other node sends a sign of
 /// life every second.
@@ -373,9 +379,7 @@ impl Worker {
             if lane.leaving == Leaving::SaidBye {
                 return Ok(input.len());
             }
-            if self.output.bytes.len() + self.output.pinned_bytes() >= BUSY_BYTES
-                && !self.send_inbound(lane)?
-            {
+            if self.sends_before(&input[used..]) && !self.send_inbound(lane)? {
                 return Ok(used);
             }
             if self.work.is_used_up() {
@@ -389,6 +393,14 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Returns whether the replies in the output are sent before the first message of `input` is executed.
+    fn sends_before(&self, input: &[u8]) -> bool {
+        let is_busy = self.output.bytes.len() + self.output.pinned_bytes() >= BUSY_BYTES;
+        let is_short =
+            || matches!(wire::message(input), Ok(Some((_, bytes))) if bytes.len() <= SHORT_BYTES_MAX);
+        is_busy && (self.output.is_full() || !is_short())
     }
 
     /// Says BYE on a lane as soon as all that was begun is completed. Returns false if the socket does
