@@ -80,9 +80,12 @@ async fn route(
     };
     let verdict = upload.verdict();
     framing::remove(&mut head.headers);
-    let host = host(&head.headers).unwrap_or_default();
-    let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
+    let target = match is_here {
+        // The request has become one of the sidecar's own.
+        true => Target::by_path(head.uri.path()),
+        false => shared.addressing.target(host(&head.headers).unwrap_or_default(), head.uri.path()),
+    };
     if let Some(name) = target.bucket() {
         *bucket = shared.buckets.find(name);
     }
