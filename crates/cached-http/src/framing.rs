@@ -6,6 +6,8 @@ use hyper::header::{CONNECTION, EXPECT, HOST, HeaderName, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode};
 
+use crate::values::{has, values_of};
+
 /// Returns the names listed in `Connection`, except those that always concern the connection.
 pub fn nominated(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     elements(headers, &CONNECTION).filter(|name| !name.is_empty())
@@ -13,8 +15,8 @@ pub fn nominated(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 
 /// Returns the elements of a list header. A value that is not text becomes an element that equals
 /// nothing.
-pub fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    let values = headers.get_all(name).into_iter().map(|value| value.to_str().unwrap_or("\u{fffd}"));
+pub fn elements<'a>(headers: &'a HeaderMap, name: &'a HeaderName) -> impl Iterator<Item = &'a str> {
+    let values = values_of(headers, name).map(|value| value.to_str().unwrap_or("\u{fffd}"));
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
@@ -31,7 +33,7 @@ pub fn is_chunked_alone(headers: &HeaderMap) -> bool {
 /// `chunked`. If there are both `Transfer-Encoding` and `Content-Length`, the library uses the
 /// first, and closes the connection after that request.
 fn wrong_framing(head: &Parts) -> Option<(StatusCode, &'static str)> {
-    if !head.headers.contains_key(TRANSFER_ENCODING) {
+    if !has(&head.headers, &TRANSFER_ENCODING) {
         return None;
     }
     if !is_chunked_alone(&head.headers) {
@@ -75,7 +77,7 @@ fn wrong(head: &Parts, is_essential: impl Fn(&str) -> bool) -> Option<&'static s
 /// # Errors
 /// Returns the mistake in the header.
 pub fn host(headers: &HeaderMap) -> Result<&str, &'static str> {
-    let mut hosts = headers.get_all(HOST).into_iter();
+    let mut hosts = values_of(headers, &HOST);
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return Err("the request must have exactly one Host header");
     };

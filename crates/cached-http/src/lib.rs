@@ -7,7 +7,7 @@
 //! | `connector` | [`Connector`]: TCP, TLS, and the environment's proxies; [`Patient`]: connections that can read the response to an unfinished upload |
 //! | `listen` | [`bind`]: a server's sockets; [`accept`]: the loop that accepts their connections |
 //! | `server` | [`serve`]: the requests of one client connection; [`drain`] |
-//! | [`framing`], [`values`] | the checks of a request's framing; ranges, entity tags and encoded names |
+//! | [`framing`], [`values`] | the checks of a request's framing; look-ups of headers, ranges, entity tags and encoded names |
 //! | `keys` | the file of clients' keys |
 //! | `stall` | [`Stall`]: a time limit for clients that do not read |
 //!

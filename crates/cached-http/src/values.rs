@@ -1,12 +1,26 @@
-//! The values of headers and targets: byte ranges, entity tags, percent-encoded names.
+//! Headers and targets: look-ups, byte ranges, entity tags, percent-encoded names.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::ops::Range;
 
 use hyper::HeaderMap;
-use hyper::header::HeaderName;
+use hyper::header::{HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
+
+/// Returns whether a message has a header.
+///
+/// The map's own look-up hashes the name byte by byte, which takes several times as long as comparing
+/// it with the few names of a message.
+#[must_use]
+pub fn has(headers: &HeaderMap, name: &HeaderName) -> bool {
+    headers.keys().any(|own| own == name)
+}
+
+/// Returns the values of a header, in order, found as by [`has`].
+pub fn values_of<'a>(headers: &'a HeaderMap, name: &'a HeaderName) -> impl Iterator<Item = &'a HeaderValue> {
+    headers.iter().filter(move |(own, _)| *own == name).map(|(_, value)| value)
+}
 
 /// The content of a `Range` header: one range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +130,21 @@ pub fn is_local_host(named: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_values_of_a_header_are_found_in_order() {
+        let name = HeaderName::from_static;
+        let mut headers = HeaderMap::new();
+        for (own, value) in [("accept", "1"), ("x-mine", "2"), ("accept", "3"), ("x-mine", "4")] {
+            headers.append(name(own), HeaderValue::from_static(value));
+        }
+        for (asked, expected) in
+            [("accept", &["1", "3"][..]), ("x-mine", &["2", "4"]), ("x-yours", &[]), ("range", &[])]
+        {
+            assert!(values_of(&headers, &name(asked)).eq(expected), "{asked}");
+            assert_eq!(has(&headers, &name(asked)), !expected.is_empty(), "{asked}");
+        }
+    }
 
     #[test]
     fn a_range_is_read_and_cut_at_the_end() {

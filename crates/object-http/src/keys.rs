@@ -9,7 +9,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use blocker::{NAME_BYTES_MAX, Namespace};
-use cached_http::values::percent_decoded;
+use cached_http::values::{percent_decoded, values_of};
 use cached_http::{KeyEntry, parse_keys};
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
@@ -90,7 +90,7 @@ impl Keys {
     /// Returns the mistake in the credentials.
     pub(crate) fn identify(&self, headers: &HeaderMap) -> Result<Client, &'static str> {
         let ring = self.0.current();
-        let mut given = headers.get_all(AUTHORIZATION).into_iter();
+        let mut given = values_of(headers, &AUTHORIZATION);
         let value = match (given.next(), given.next()) {
             (None, _) => return Ok(Client { rights: Arc::clone(&ring.anonymous), has_key: false }),
             (Some(value), None) => value.as_bytes(),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use blocker::{Condition, Durability, NAME_BYTES_MAX, Name, Namespace, ObjectId, Version};
-use cached_http::values::{ByteRange, contains_tag, number, percent_decoded};
+use cached_http::values::{ByteRange, contains_tag, has, number, percent_decoded, values_of};
 use hyper::header::{
     CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH, IF_RANGE,
     RANGE, TRANSFER_ENCODING,
@@ -198,8 +198,8 @@ fn target(path: &str) -> Result<(Namespace, Option<Name>), Mistake> {
 }
 
 fn without_body(headers: &HeaderMap) -> Result<(), Mistake> {
-    let has_body = headers.contains_key(TRANSFER_ENCODING)
-        || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0");
+    let has_body = has(headers, &TRANSFER_ENCODING)
+        || values_of(headers, &CONTENT_LENGTH).next().is_some_and(|length| length != "0");
     if has_body { Err(bad("the request must have no body; only PUT has one")) } else { Ok(()) }
 }
 
@@ -207,14 +207,14 @@ fn read(object: ObjectId, is_head: bool, headers: &HeaderMap) -> Result<Read, Mi
     without_body(headers)?;
     let mut conditions = HeaderMap::new();
     for name in [IF_MATCH, IF_NONE_MATCH, IF_RANGE] {
-        for value in headers.get_all(&name) {
+        for value in values_of(headers, &name) {
             conditions.append(name.clone(), value.clone());
         }
         if name != IF_RANGE && contains_tag(&conditions, &name, "", true).is_none() {
             return Err(not_tags(&name));
         }
     }
-    let mut ranges = headers.get_all(RANGE).into_iter();
+    let mut ranges = values_of(headers, &RANGE);
     let range = match (ranges.next(), ranges.next()) {
         // A range applies only to GET. A range of a form that is not known here is ignored, as RFC
         // 9110 allows, and several ranges as well.

@@ -33,7 +33,7 @@ mod verify;
 
 use std::sync::Arc;
 
-use hyper::header::{HOST, HeaderName, HeaderValue};
+use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, Uri};
 use percent_encoding::percent_encode;
@@ -97,8 +97,8 @@ impl Deletion {
 
 impl Access {
     /// Decides about a request by its head, and turns the head into one of the sidecar's own:
-    /// path-style, without the client's signature. If the endpoint decides, returns `None` and
-    /// changes nothing.
+    /// path-style, without the client's signature. The `Host` is set when the request is sent. If the
+    /// endpoint decides, returns `None` and changes nothing.
     ///
     /// # Errors
     /// [`Denial`] if the request is refused.
@@ -149,8 +149,6 @@ impl Access {
         for name in dropped {
             head.headers.remove(name);
         }
-        // The endpoint's name is set when the request is sent.
-        head.headers.insert(HOST, HeaderValue::from_static("localhost"));
         Ok(Some(Decision { payload, chain, deletion }))
     }
 }

@@ -100,7 +100,8 @@ impl Upstream {
         let mut settings = cached_http::builder();
         settings
             .pool_max_idle_per_host(config.connections_max.div_ceil(config.threads))
-            .http1_preserve_header_case(true)
+            // As in the clients' requests. Headers from memory are in lower case anyway.
+            .http1_preserve_header_case(!config.auth.is_here())
             .http1_max_buf_size(config.head_bytes_max + HEAD_BYTES);
         if config.headers_max != cached_http::HEADERS_MAX {
             settings.http1_max_headers(config.headers_max);

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use cached_http::values::{ByteRange, number};
+use cached_http::values::{ByteRange, has, number, values_of};
 use hyper::header::{
     ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, HeaderName, IF_MODIFIED_SINCE, IF_NONE_MATCH,
     IF_UNMODIFIED_SINCE, ORIGIN, RANGE, TRANSFER_ENCODING,
@@ -58,7 +58,7 @@ impl SignedHeaders {
 
     pub(crate) fn of(head: &Parts) -> SignedHeaders {
         let none = || SignedHeaders::These(String::new());
-        if let Some(value) = head.headers.get(AUTHORIZATION) {
+        if let Some(value) = values_of(&head.headers, &AUTHORIZATION).next() {
             let Ok(value) = value.to_str() else { return SignedHeaders::All };
             let listed = value.split([' ', ',']).find_map(|part| part.strip_prefix("SignedHeaders="));
             return match listed {
@@ -100,11 +100,11 @@ impl Read {
     pub(crate) fn understand(head: &Parts, target: &Target<'_>) -> Option<Read> {
         let Target::Object(bucket, name) = target else { return None };
         let headers = &head.headers;
-        let has_body = headers.contains_key(TRANSFER_ENCODING)
-            || headers.get(CONTENT_LENGTH).is_some_and(|len| len != "0");
+        let has_body = has(headers, &TRANSFER_ENCODING)
+            || values_of(headers, &CONTENT_LENGTH).next().is_some_and(|len| len != "0");
         let is_head = head.method == Method::HEAD;
         let is_read = is_head || head.method == Method::GET;
-        if !is_read || has_body || headers.contains_key(ORIGIN) || has_directive(headers, "no-store") {
+        if !is_read || has_body || has(headers, &ORIGIN) || has_directive(headers, "no-store") {
             return None;
         }
         let is_parameter_harmless = |(name, value): (&str, &str)| {
@@ -117,16 +117,16 @@ impl Read {
         }
         // A website endpoint's response depends on the client's `Accept` headers.
         if !headers.keys().all(|name| is_harmless(name.as_str()))
-            || headers.get(ACCEPT).is_some_and(|accept| accept == "text/html")
+            || values_of(headers, &ACCEPT).next().is_some_and(|accept| accept == "text/html")
         {
             return None;
         }
-        let has_checksums = match headers.get(CHECKSUM_MODE) {
+        let has_checksums = match values_of(headers, &CHECKSUM_MODE).next() {
             None => false,
             Some(mode) if mode.as_bytes().eq_ignore_ascii_case(b"enabled") => true,
             Some(_) => return None,
         };
-        let mut ranges = headers.get_all(RANGE).into_iter();
+        let mut ranges = values_of(headers, &RANGE);
         let range = match (ranges.next(), ranges.next()) {
             (None, _) => None,
             // Endpoints disagree about whether a range applies to `HEAD`.
@@ -144,7 +144,7 @@ impl Read {
             is_head,
             range,
             has_checksums,
-            is_conditional: conditions.iter().any(|name| headers.contains_key(name)),
+            is_conditional: conditions.iter().any(|name| has(headers, name)),
             signed: SignedHeaders::of(head),
         })
     }
@@ -171,7 +171,7 @@ pub(crate) fn has_directive(headers: &HeaderMap, directive: &str) -> bool {
 
 /// Returns the directives of `Cache-Control`.
 pub(crate) fn directives(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let values = headers.get_all(CACHE_CONTROL).into_iter().filter_map(|value| value.to_str().ok());
+    let values = values_of(headers, &CACHE_CONTROL).filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 

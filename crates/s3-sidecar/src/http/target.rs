@@ -39,28 +39,17 @@ impl Addressing {
     /// Returns the target of a host and a path.
     pub(crate) fn target<'a>(&self, host: &str, path: &'a str) -> Target<'a> {
         let host = in_lower_case(without_port(host));
-        let Some(path) = path.strip_prefix('/') else { return Target::Unknown };
         let by_host =
             self.domains.iter().find_map(|domain| host.strip_suffix(domain.as_str())?.strip_suffix('.'));
-        let (bucket, key) = match by_host {
-            Some(bucket) if !bucket.is_empty() => (Cow::Owned(bucket.to_owned()), path),
-            _ if self.domains.iter().any(|domain| *domain == *host) || is_local(&host) => {
-                let (bucket, key) = split_once(path, b'/').unwrap_or((path, ""));
-                (Cow::Borrowed(bucket), key)
-            }
-            _ => return Target::Unknown,
-        };
-        match () {
-            () if bucket.is_empty() && key.is_empty() => Target::Service,
-            // Only the endpoint knows the meaning of such a bucket name.
-            () if bucket.is_empty() || bucket.contains('%') || bucket.len() > BUCKET_BYTES_MAX => {
-                Target::Unknown
-            }
-            () if key.is_empty() => Target::Bucket(bucket),
-            () => match percent_decoded(key) {
-                Some(key) => Target::Object(bucket, key),
-                None => Target::IllEncoded(bucket),
+        match by_host {
+            Some(bucket) if !bucket.is_empty() => match path.strip_prefix('/') {
+                Some(key) => Target::of(Cow::Owned(bucket.to_owned()), key),
+                None => Target::Unknown,
             },
+            _ if self.domains.iter().any(|domain| *domain == *host) || is_local(&host) => {
+                Target::by_path(path)
+            }
+            _ => Target::Unknown,
         }
     }
 
@@ -94,7 +83,29 @@ pub(crate) enum Target<'a> {
     Unknown,
 }
 
-impl Target<'_> {
+impl<'a> Target<'a> {
+    /// Returns the target of a path with the bucket, as in the sidecar's own requests.
+    pub(crate) fn by_path(path: &'a str) -> Self {
+        let Some(path) = path.strip_prefix('/') else { return Target::Unknown };
+        let (bucket, key) = split_once(path, b'/').unwrap_or((path, ""));
+        Self::of(Cow::Borrowed(bucket), key)
+    }
+
+    fn of(bucket: Cow<'a, str>, key: &'a str) -> Self {
+        match () {
+            () if bucket.is_empty() && key.is_empty() => Target::Service,
+            // Only the endpoint knows the meaning of such a bucket name.
+            () if bucket.is_empty() || bucket.contains('%') || bucket.len() > BUCKET_BYTES_MAX => {
+                Target::Unknown
+            }
+            () if key.is_empty() => Target::Bucket(bucket),
+            () => match percent_decoded(key) {
+                Some(key) => Target::Object(bucket, key),
+                None => Target::IllEncoded(bucket),
+            },
+        }
+    }
+
     /// Returns the bucket, if one is named.
     pub(crate) fn bucket(&self) -> Option<&str> {
         match self {
@@ -289,6 +300,9 @@ mod tests {
             ("[::1]", "/bucket/%61/b"),
         ] {
             assert_eq!(names.object(host, path), Some(object), "{host}{path}");
+        }
+        for path in ["/", "/bucket", "/bucket/", "/bucket/a%2Fb", "/bucket/%", "//key", "/b%61/k", "*"] {
+            assert_eq!(Target::by_path(path), names.target("localhost", path), "{path}");
         }
     }
 

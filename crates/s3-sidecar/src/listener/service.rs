@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cached_http::framing::host;
+use cached_http::values::has;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
@@ -79,9 +80,12 @@ async fn route(
     };
     let verdict = upload.verdict();
     framing::remove(&mut head.headers);
-    let host = host(&head.headers).unwrap_or_default();
-    let target = shared.addressing.target(host, head.uri.path());
     let is_here = shared.config.auth.is_here();
+    let target = match is_here {
+        // The request has become one of the sidecar's own.
+        true => Target::by_path(head.uri.path()),
+        false => shared.addressing.target(host(&head.headers).unwrap_or_default(), head.uri.path()),
+    };
     if let Some(name) = target.bucket() {
         *bucket = shared.buckets.find(name);
     }
@@ -91,7 +95,7 @@ async fn route(
         if is_here {
             let policy = shared.policies.read().of(&read.bucket, &read.name);
             // Only the endpoint knows a bucket's owner.
-            let may_answer = policy.caches && !head.headers.contains_key(EXPECTED_OWNER);
+            let may_answer = policy.caches && !has(&head.headers, &EXPECTED_OWNER);
             let class = Class::of_answerable(shared.config.names, &read.bucket, &read.name, read.key);
             if let Some(class) = class.filter(|_| may_answer) {
                 read.take_over(class);

@@ -31,7 +31,8 @@ pub(crate) struct Head {
     pub(crate) last_modified: Option<HeaderValue>,
     pub(crate) size: u64,
     /// Headers that every response repeats. They belong neither to a single response nor to a
-    /// single connection.
+    /// single connection. `Age` is among them, for each response to set or remove: a copy of a map
+    /// has no space for one more header, and would be copied again.
     pub(crate) headers: HeaderMap,
     /// Whether the headers come from a response with the whole object.
     pub(crate) is_of_whole: bool,
@@ -83,6 +84,7 @@ impl Head {
         }
         // In the response to a range, this header states the length of the part.
         kept.insert(CONTENT_LENGTH, HeaderValue::from(size));
+        kept.insert(AGE, HeaderValue::from_static("0"));
         let head = Head {
             object: read.key,
             generation: id(&read.key, &etag, size, last_modified.as_ref()),
@@ -269,7 +271,7 @@ mod tests {
     #[test]
     fn what_can_be_kept_is() {
         let (of_whole, bytes) = head(whole().header("date", "d").header("connection", "close")).unwrap();
-        assert_eq!((bytes, of_whole.size, of_whole.headers.len()), (0..5, 5, 3));
+        assert_eq!((bytes, of_whole.size, of_whole.headers.len()), (0..5, 5, 4));
         let (of_part, bytes) = head(part("bytes 1-3/5")).unwrap();
         assert_eq!((bytes, of_part.size, of_part.is_of_whole), (1..4, 5, false));
         assert_eq!(of_part.generation, of_whole.generation);
@@ -304,10 +306,13 @@ mod tests {
         let answer = headers.iter().fold(whole(), |answer, name| answer.header(*name, "1"));
         let (head, _) =
             head(answer.header("x-amz-version-id", "2").header("cache-control", "max-age=1")).unwrap();
-        assert_eq!(head.headers.len(), headers.len() + 5);
+        assert_eq!(head.headers.len(), headers.len() + 6);
         let mut left: Vec<_> = head.settled_headers().keys().map(|name| name.as_str().to_owned()).collect();
         left.sort();
-        assert_eq!(left, ["cache-control", "content-length", "etag", "x-amz-meta-m", "x-amz-version-id"]);
+        assert_eq!(
+            left,
+            ["age", "cache-control", "content-length", "etag", "x-amz-meta-m", "x-amz-version-id"]
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use cached_http::values::contains_tag;
+use cached_http::values::{contains_tag, has, values_of};
 use hyper::header::{
     CACHE_CONTROL, HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
     IF_UNMODIFIED_SINCE, PRAGMA, RANGE,
@@ -19,7 +19,7 @@ use crate::memory::generation::Head;
 /// Returns the requested bytes of a remembered object, and whether they are sent as a part. Returns
 /// `None` if the endpoint must decide.
 pub(crate) fn wanted(read: &Read, headers: &HeaderMap, head: &Head) -> Option<(Range<u64>, bool)> {
-    let mut validators = headers.get_all(IF_RANGE).into_iter();
+    let mut validators = values_of(headers, &IF_RANGE);
     let is_met = match (validators.next(), validators.next()) {
         (None, _) => true,
         // A weak validator never matches, and the endpoint has to state that.
@@ -116,19 +116,18 @@ pub(crate) enum Verdict {
 /// Evaluates the conditions of a request. Returns `None` if the remembered head does not suffice,
 /// and the endpoint must decide.
 pub(crate) fn decide(headers: &HeaderMap, head: &Head) -> Option<Verdict> {
-    let has = |name: HeaderName| headers.contains_key(name);
-    let is_other = if has(IF_MATCH) {
+    let is_other = if has(headers, &IF_MATCH) {
         !contains_tag(headers, &IF_MATCH, head.etag.to_str().ok()?, true)?
     } else {
-        has(IF_UNMODIFIED_SINCE) && is_modified_since(headers, &IF_UNMODIFIED_SINCE, head)?
+        has(headers, &IF_UNMODIFIED_SINCE) && is_modified_since(headers, &IF_UNMODIFIED_SINCE, head)?
     };
     if is_other {
         return Some(Verdict::Failed);
     }
-    let is_same = if has(IF_NONE_MATCH) {
+    let is_same = if has(headers, &IF_NONE_MATCH) {
         contains_tag(headers, &IF_NONE_MATCH, head.etag.to_str().ok()?, false)?
     } else {
-        has(IF_MODIFIED_SINCE) && !is_modified_since(headers, &IF_MODIFIED_SINCE, head)?
+        has(headers, &IF_MODIFIED_SINCE) && !is_modified_since(headers, &IF_MODIFIED_SINCE, head)?
     };
     Some(if is_same { Verdict::NotModified } else { Verdict::Send })
 }
@@ -156,9 +155,10 @@ impl Demand {
     /// Returns a request's demand: `Cache-Control: no-cache` or `max-age`, or else `Pragma:
     /// no-cache`.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
-        if !headers.contains_key(CACHE_CONTROL) {
+        if !has(headers, &CACHE_CONTROL) {
+            let mut values = values_of(headers, &PRAGMA);
             let pragma =
-                headers.get(PRAGMA).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"no-cache"));
+                values.next().is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"no-cache"));
             return Self(pragma.then_some(Duration::ZERO));
         }
         let age = |word: &str| match word.split_once('=') {

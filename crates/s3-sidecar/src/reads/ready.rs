@@ -134,6 +134,7 @@ pub(crate) fn part(
         generation::remove_checksums(&mut headers);
     }
     if let Origin::Verified(own) | Origin::Same(own) = origin {
+        headers.remove(AGE);
         let mut own = own.clone();
         crate::http::framing::remove(&mut own);
         for (name, value) in &own {
