@@ -287,13 +287,14 @@ impl Server {
         let watched = |task: Pin<Box<dyn Future<Output = ()>>>| {
             let (shared, task) = (shared.clone(), tasks.spawn_local(task));
             // A task that panics does not end the others by itself.
-            tasks.spawn_local(async move {
+            let watch: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
                 if let Err(error) = task.await
                     && let Ok(payload) = error.try_into_panic()
                 {
                     shared.fail_by_panic("the acceptor's thread", &*payload);
                 }
             });
+            tasks.spawn_local(watch);
         };
         for listener in listeners.sockets {
             watched(Box::pin(acceptor::accept(listener, shared.clone(), next_worker.clone())));
@@ -513,9 +514,8 @@ async fn tick(shared: Arc<Shared>) {
         shared.close_idle();
         shared.logging.report_repeats();
         if shared.connections.has_freed_much() {
-            // The call does not run on this thread, which accepts connections. The task returns
-            // nothing.
-            drop(tokio::task::spawn_blocking(cached_process::memory::trim));
+            // This thread accepts connections.
+            cached_process::memory::trim_on_thread();
         }
         for _ in 0..UPKEEP_STEPS {
             if !shared.kv.maintain() {
