@@ -1,6 +1,5 @@
 //! The exports of a server: named disks, and a disk in memory.
 
-use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -111,8 +110,8 @@ pub struct MemoryExport {
     /// The description, which may be changed before the disk is exported.
     pub description: Description,
     chunks: Vec<RwLock<Chunk>>,
-    /// The generation that was current when the snapshot was created, by snapshot name.
-    snapshots: BTreeMap<String, u64>,
+    /// The names of the snapshots, each with the generation that was current when it was created.
+    snapshots: Vec<(String, u64)>,
     generation: AtomicU64,
 }
 
@@ -131,7 +130,7 @@ impl MemoryExport {
         Self {
             description: Description::new(size_bytes),
             chunks: std::iter::repeat_with(RwLock::default).take(count).collect(),
-            snapshots: BTreeMap::new(),
+            snapshots: Vec::new(),
             generation: AtomicU64::new(1),
         }
     }
@@ -139,7 +138,7 @@ impl MemoryExport {
     /// Creates a snapshot. Later changes are shown in the context `qemu:dirty-bitmap:NAME`.
     pub fn snapshot(&mut self, name: &str) {
         let ended = self.generation.fetch_add(1, Ordering::Relaxed);
-        self.snapshots.insert(name.into(), ended);
+        self.snapshots.push((name.into(), ended));
         self.description.contexts.push(Context::ChangedSince(name.into()));
     }
 
@@ -230,10 +229,12 @@ impl Export for MemoryExport {
     ) -> Reply<Vec<Extent>> {
         let since = match context {
             Context::Allocation => None,
-            Context::ChangedSince(snapshot) => match self.snapshots.get(snapshot) {
-                Some(generation) => Some(*generation),
-                None => return Reply::err(Error::Invalid("there is no such snapshot".into())),
-            },
+            Context::ChangedSince(snapshot) => {
+                match self.snapshots.iter().rfind(|(name, _)| name == snapshot) {
+                    Some((_, generation)) => Some(*generation),
+                    None => return Reply::err(Error::Invalid("there is no such snapshot".into())),
+                }
+            }
         };
         let mut extents = Vec::new();
         Self::parts(offset, len_bytes.into(), |index, _, count, _| {
