@@ -228,8 +228,12 @@ impl Routes {
         F: Future<Output = Response> + Send + 'static,
     {
         let handler = Arc::new(move |request| -> Answer { Box::pin(handler(request)) });
-        let key = (path.to_owned(), method.to_string());
-        self.table.write().insert(key, Route { access, handler });
+        self.insert(method, path, Route { access, handler });
+    }
+
+    /// The function is not generic, so that it is compiled only in this crate.
+    fn insert(&self, method: &Method, path: &str, route: Route) {
+        self.table.write().insert((path.to_owned(), method.to_string()), route);
     }
 
     /// Returns the paths of GET routes, sorted.
