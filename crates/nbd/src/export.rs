@@ -1,4 +1,5 @@
-//! The exports of a server: named disks, and a disk in memory.
+//! The exports of a server: named disks, and a disk in memory. The larger functions of that disk are
+//! inlined, so that servers of other disks do not compile them.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -125,6 +126,7 @@ struct Chunk {
 impl MemoryExport {
     /// Returns a writable disk of `size_bytes`.
     #[must_use]
+    #[inline]
     pub fn new(size_bytes: u64) -> Self {
         let count = usize::try_from(size_bytes.div_ceil(CHUNK_BYTES)).unwrap_or(usize::MAX);
         Self {
@@ -136,6 +138,7 @@ impl MemoryExport {
     }
 
     /// Creates a snapshot. Later changes are shown in the context `qemu:dirty-bitmap:NAME`.
+    #[inline]
     pub fn snapshot(&mut self, name: &str) {
         let ended = self.generation.fetch_add(1, Ordering::Relaxed);
         self.snapshots.push((name.into(), ended));
@@ -162,6 +165,7 @@ impl Export for MemoryExport {
         &self.description
     }
 
+    #[inline]
     fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
         let mut data = Segments::new();
         Self::parts(offset, len_bytes.into(), |index, from, count, _| {
@@ -173,6 +177,7 @@ impl Export for MemoryExport {
         Reply::ok(data)
     }
 
+    #[inline]
     fn write(&self, offset: u64, data: Segments, _fua: bool) -> Reply<()> {
         let mut at = offset;
         for segment in &data {
@@ -192,10 +197,12 @@ impl Export for MemoryExport {
         Reply::ok(())
     }
 
+    #[inline]
     fn trim(&self, offset: u64, len_bytes: u32, fua: bool) -> Reply<()> {
         self.write_zeroes(offset, len_bytes, Zeroes { fua, ..Zeroes::default() })
     }
 
+    #[inline]
     fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()> {
         if zeroes.fast && zeroes.no_hole {
             return Reply::err(Error::Unsupported("zeros that take up space are written one by one".into()));
@@ -220,6 +227,7 @@ impl Export for MemoryExport {
         Reply::ok(())
     }
 
+    #[inline]
     fn block_status(
         &self,
         context: &Context,
