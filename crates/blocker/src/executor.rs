@@ -1,5 +1,5 @@
-//! A minimal executor: poll, park the thread, poll again. For tests, tools and the conformance
-//! suite, which run without a runtime.
+//! A minimal executor: poll, park the thread, poll again. For threads without a runtime, tools,
+//! tests and the conformance suite.
 //!
 //! ```
 //! let reply = blocker::Reply::ok(7);

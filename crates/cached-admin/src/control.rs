@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::health::Health;
 use crate::listener::Counts;
 use crate::process;
-use crate::routes::{Access, Response, Routes, shortened};
+use crate::routes::{Access, Request, Response, Routes, blocking, shortened};
 use crate::status::Status;
 
 /// Metrics of the listener itself.
@@ -168,25 +168,18 @@ fn response(kind: &'static str, content: &'static str) -> Response {
 /// Adds the routes for controlling one program.
 pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log: &Log) {
     let read_again = Arc::clone(reloader);
-    routes.post("/reload", move |_| {
-        let reloader = Arc::clone(&read_again);
-        async move {
-            // Reading files may block.
-            match tokio::task::spawn_blocking(move || reloader.reload()).await {
-                Ok(ReloadReport { refused: Some(why), .. }) => Response::failure(422, why),
-                Ok(report) => {
-                    let (changed, restart) = (changes(&report.changed), changes(&report.restart));
-                    let text = report.to_string();
-                    Response::json(&json!({
-                        "changed": changed, "files": report.files, "restart": restart, "text": text,
-                    }))
-                }
-                Err(error) => {
-                    Response::failure(500, format_args!("reading the configuration failed: {error}"))
-                }
-            }
+    let reload = move |_: &Request| match read_again.reload() {
+        ReloadReport { refused: Some(why), .. } => Response::failure(422, why),
+        report => {
+            let (changed, restart) = (changes(&report.changed), changes(&report.restart));
+            let text = report.to_string();
+            Response::json(&json!({
+                "changed": changed, "files": report.files, "restart": restart, "text": text,
+            }))
         }
-    });
+    };
+    // It reads files.
+    routes.post("/reload", blocking(reload));
     let drain = drain.clone();
     routes.post_now("/drain", move |request| {
         tracing::info!(peer = %request.peer, "the admin listener requests the end");
@@ -194,18 +187,9 @@ pub fn add_routes(routes: &Routes, reloader: &Arc<Reloader>, drain: &Drain, log:
         Response::json(&json!({ "draining": true }))
     });
     let shown = Arc::clone(reloader);
-    routes.get("/config.json", Access::Read, move |_| {
-        let reloader = Arc::clone(&shown);
-        async move {
-            // This blocks while a reload reads files.
-            match tokio::task::spawn_blocking(move || document(&reloader.effective())).await {
-                Ok(document) => Response::json(&document),
-                Err(error) => {
-                    Response::failure(500, format_args!("showing the configuration failed: {error}"))
-                }
-            }
-        }
-    });
+    let show = move |_: &Request| Response::json(&document(&shown.effective()));
+    // It waits while a reload reads files.
+    routes.get("/config.json", Access::Read, blocking(show));
     let log = log.clone();
     routes.get_now("/log.json", Access::Read, move |request| {
         match request.query("after").map(|after| after.parse()).transpose() {

@@ -47,6 +47,6 @@ mod table;
 
 pub use health::Health;
 pub use listener::AdminServer;
-pub use routes::{Access, Request, Response, Routes, WAIT_MAX};
+pub use routes::{Access, Request, Response, Routes, WAIT_MAX, blocking};
 pub use status::Status;
 pub use table::{ADDRESS_DEFAULT, AdminConfig, AdminError, AdminTable, Tokens, TokensRead};

@@ -138,6 +138,21 @@ type Answer = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 type Handler = Arc<dyn Fn(Request) -> Answer + Send + Sync>;
 
+/// Returns a handler whose work may block: it runs on one of the runtime's threads for such work.
+pub fn blocking(
+    work: impl Fn(&Request) -> Response + Send + Sync + 'static,
+) -> impl Fn(Request) -> Pin<Box<dyn Future<Output = Response> + Send>> + Send + Sync + 'static {
+    let work: Arc<dyn Fn(&Request) -> Response + Send + Sync> = Arc::new(work);
+    move |request| run_blocking(Arc::clone(&work), request)
+}
+
+fn run_blocking(work: Arc<dyn Fn(&Request) -> Response + Send + Sync>, request: Request) -> Answer {
+    Box::pin(async move {
+        let done = tokio::task::spawn_blocking(move || work(&request)).await;
+        done.unwrap_or_else(|error| Response::failure(500, format_args!("the request has failed: {error}")))
+    })
+}
+
 /// The handler of a route's requests.
 #[derive(Clone)]
 pub(crate) struct Route {
@@ -157,7 +172,7 @@ pub(crate) enum Found {
 /// added while the listener serves.
 ///
 /// Handlers run on the admin listener's thread, one after the other unless they await: a handler
-/// that needs more than a few milliseconds should run on a thread of its own. A response that takes
+/// that needs more than a few milliseconds should be [`blocking`]. A response that takes
 /// longer than [`request_timeout`](crate::AdminConfig::request_timeout) is dropped.
 #[derive(Clone, Default)]
 pub struct Routes {
@@ -213,8 +228,12 @@ impl Routes {
         F: Future<Output = Response> + Send + 'static,
     {
         let handler = Arc::new(move |request| -> Answer { Box::pin(handler(request)) });
-        let key = (path.to_owned(), method.to_string());
-        self.table.write().insert(key, Route { access, handler });
+        self.insert(method, path, Route { access, handler });
+    }
+
+    /// The function is not generic, so that it is compiled only in this crate.
+    fn insert(&self, method: &Method, path: &str, route: Route) {
+        self.table.write().insert((path.to_owned(), method.to_string()), route);
     }
 
     /// Returns the paths of GET routes, sorted.

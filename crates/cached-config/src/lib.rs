@@ -58,9 +58,7 @@ pub use listeners::{Listening, SynapseTable, check_addresses, exposure, restrict
 pub use nearest::suggestion;
 pub use objects::{NamespaceTable, ObjectsTable};
 pub use quantity::{Size, TimeUnit, parse_number};
-pub use running::{
-    LIVE_KEYS, ListenerThreads, LiveObjects, Secrets, descriptors_max, raise_descriptor_limit,
-};
+pub use running::{LIVE_KEYS, LiveObjects, Secrets, descriptors_max, raise_descriptor_limit};
 pub use s3_table::S3Table;
 pub use store::{OpenOptions, Store, SweepCounts};
 pub use tables::{DrainTimes, InsightTable, check_tls, load_peer_tls, load_tls};

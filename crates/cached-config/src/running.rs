@@ -1,7 +1,5 @@
-//! A running program: the keys whose values can change, file descriptors, and the threads of
-//! listeners.
+//! A running program: the keys whose values can change, and file descriptors.
 
-use std::io;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,8 +8,6 @@ use cached_process::reload::LiveSecs;
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use synapse::{Secret, SecretHandle, Server};
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::oneshot;
 
 use crate::backend::BackendTable;
 use crate::config_file::ConfigError;
@@ -204,34 +200,5 @@ pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     match setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: limit.maximum }) {
         Ok(()) => maximum,
         Err(_) => current,
-    }
-}
-
-/// The threads of a listener, which serve its connections until this value is dropped.
-#[derive(Debug)]
-pub struct ListenerThreads {
-    /// The runtime of each thread.
-    pub runtimes: Vec<Handle>,
-    /// The threads end when these senders are dropped.
-    _ends: Vec<oneshot::Sender<()>>,
-}
-
-impl ListenerThreads {
-    /// Starts `count` threads, whose names begin with `name`.
-    ///
-    /// # Errors
-    /// Fails if the system refuses a thread or its runtime.
-    pub fn start(name: &str, count: usize) -> io::Result<ListenerThreads> {
-        let (mut runtimes, mut ends) = (Vec::new(), Vec::new());
-        for index in 0..count {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            runtimes.push(runtime.handle().clone());
-            let (sender, end) = oneshot::channel::<()>();
-            ends.push(sender);
-            // The wait ends with an error when the sender is dropped.
-            let body = move || drop(runtime.block_on(end));
-            std::thread::Builder::new().name(format!("{name}-{index}")).spawn(body)?;
-        }
-        Ok(ListenerThreads { runtimes, _ends: ends })
     }
 }

@@ -70,7 +70,7 @@ pub fn parse_keys<P>(
     example: &str,
     scope: impl Fn(&str) -> Result<P, String>,
 ) -> Result<KeyTable<P>, String> {
-    let table: FileToml = toml::from_str(text).map_err(|error| without_values(text, example, &error))?;
+    let table = table(text, example)?;
     let scopes = |of: &str, texts: Vec<String>| {
         let each = texts.into_iter().map(|text| scope(&text).map_err(|why| format!("{of}: {why}")));
         each.collect::<Result<Vec<_>, _>>()
@@ -102,6 +102,11 @@ pub fn parse_keys<P>(
         return Err("has no key; expected [[keys]] with access_key, secret_key, read and write".into());
     }
     Ok(KeyTable { keys, anonymous_read })
+}
+
+/// The function is not generic, so that the code of the parser is compiled only in this crate.
+fn table(text: &str, example: &str) -> Result<FileToml, String> {
+    toml::from_str(text).map_err(|error| without_values(text, example, &error))
 }
 
 /// Returns an error message without values from the file, which could be secrets.

@@ -1,4 +1,5 @@
-//! Treats arbitrary bytes as damage to a journal, for tests and the fuzz target.
+//! Treats arbitrary bytes as damage to a journal, for tests and the fuzz target. The functions are inlined,
+//! so that only these compile them.
 
 use crate::disk::simulated::SimulatedDisk;
 use crate::format::{BLOCK_BYTES, BatchHeader, SEGMENT_DATA_AT, SegmentHeader, Superblock, checksum, salt};
@@ -16,6 +17,7 @@ const JOURNAL: u64 = 1;
 ///
 /// # Panics
 /// If a returned record could not have been stored.
+#[inline]
 pub fn any_bytes(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else { return };
     let disk = SimulatedDisk::new();
@@ -71,6 +73,7 @@ pub fn any_bytes(bytes: &[u8]) {
 }
 
 /// Writes bytes over a block. With `mend`, the magic number is kept and the checksum is recomputed.
+#[inline]
 fn put(block: &mut [u8], bytes: &[u8], mend: Option<(usize, usize)>) {
     let start = mend.map_or(0, |(magic, _)| magic);
     let len = bytes.len().min(block.len() - start);
@@ -82,6 +85,7 @@ fn put(block: &mut [u8], bytes: &[u8], mend: Option<(usize, usize)>) {
 }
 
 /// Turns the first batch into one that continues the chain, as far as its lengths allow.
+#[inline]
 fn mend_batch(batches: &mut [u8], is_rechecked: bool) {
     batches[..4].copy_from_slice(b"CJB1");
     batches[8..16].copy_from_slice(&7_u64.to_le_bytes());

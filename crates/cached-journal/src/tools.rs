@@ -2,6 +2,8 @@
 //!
 //! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another
 //! process holds it. Only [`init`] and [`discard`] change anything.
+//!
+//! The larger functions are inlined or generic, so that only programs that use them compile them.
 
 use crate::config::JournalConfig;
 use crate::disk::Disk;
@@ -70,6 +72,7 @@ fn superblock_of(disk: &dyn Disk) -> Result<Superblock, OpenError> {
 ///
 /// # Errors
 /// If the directory is in use or has no journal, or the disk fails.
+#[inline]
 pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
     let _lock = recovery::lock(disk)?;
     let superblock = superblock_of(disk)?;
@@ -139,6 +142,7 @@ pub fn heads(disk: &dyn Disk, mut each: impl FnMut(Position, &Head<'_>, u64)) ->
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails.
+#[inline]
 pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
     let _lock = recovery::lock(disk)?;
     let survey = match superblock_of(disk).and_then(|superblock| Survey::new(disk, superblock)) {
@@ -164,6 +168,7 @@ pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
 
 /// Returns the superblock. If it is damaged or missing, returns the one that most segments imply,
 /// and the damage.
+#[inline]
 fn superblock_or_likely(disk: &dyn Disk) -> Result<(Superblock, Option<Corruption>), OpenError> {
     let damage = match superblock_of(disk) {
         Ok(superblock) => return Ok((superblock, None)),

@@ -178,9 +178,14 @@ impl Families {
 
     /// Adds one sample.
     pub fn sample(&mut self, name: impl Into<Text>, help: impl Into<Text>, labels: Vec<Label>, value: Value) {
+        self.add_sample(name.into(), help.into(), labels, value);
+    }
+
+    /// The function is not generic, so that it is compiled only in this crate.
+    fn add_sample(&mut self, name: Text, help: Text, labels: Vec<Label>, value: Value) {
         let samples = vec![Sample { labels, value }];
         let kind = samples[0].value.kind();
-        self.add(Family { name: name.into(), help: help.into(), kind, samples });
+        self.add(Family { name, help, kind, samples });
     }
 
     /// Adds a family.

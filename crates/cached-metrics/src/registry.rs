@@ -1,6 +1,6 @@
 //! The registry of collected components, and the merging of their metrics into one set of families.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -107,8 +107,15 @@ struct Inner {
 #[derive(Default)]
 struct Sources {
     last_id: u64,
-    /// The sources in the order of registration.
-    list: BTreeMap<u64, Source>,
+    /// The sources with their IDs, in the order of registration.
+    list: Vec<(u64, Source)>,
+}
+
+impl Sources {
+    fn remove(&mut self, id: u64) -> Option<Source> {
+        let at = self.list.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(self.list.remove(at).1)
+    }
 }
 
 #[derive(Clone)]
@@ -127,7 +134,7 @@ pub struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let removed = self.inner.upgrade().and_then(|inner| inner.sources().list.remove(&self.id));
+        let removed = self.inner.upgrade().and_then(|inner| inner.sources().remove(self.id));
         // The collector is dropped outside the lock, because its destructor may do anything.
         drop(removed);
     }
@@ -177,11 +184,15 @@ impl Registry {
         collector: Arc<dyn Collect>,
         labels: impl IntoIterator<Item = L>,
     ) -> Registration {
-        let labels = labels.into_iter().map(Into::into).collect();
+        self.add(Source { collector, labels: labels.into_iter().map(Into::into).collect() })
+    }
+
+    /// The function is not generic, so that it is compiled only in this crate.
+    fn add(&self, source: Source) -> Registration {
         let mut sources = self.inner.sources();
         sources.last_id += 1;
         let id = sources.last_id;
-        sources.list.insert(id, Source { collector, labels });
+        sources.list.push((id, source));
         Registration { inner: Arc::downgrade(&self.inner), id }
     }
 
@@ -190,7 +201,8 @@ impl Registry {
     #[must_use]
     pub fn gather(&self) -> Gathered {
         // Collectors run outside the lock, so that one may register another.
-        let sources: Vec<Source> = self.inner.sources().list.values().cloned().collect();
+        let sources: Vec<Source> =
+            self.inner.sources().list.iter().map(|(_, source)| source.clone()).collect();
         let mut merge = Merge { limits: self.inner.limits, ..Merge::default() };
         for Source { collector, labels } in sources {
             collector.families().into_iter().for_each(|family| merge.add(family, &labels));
@@ -216,9 +228,10 @@ impl fmt::Debug for Registry {
 #[derive(Default)]
 struct Merge {
     limits: Limits,
-    families: BTreeMap<Text, Family>,
+    /// The families, sorted by name.
+    families: Vec<Family>,
     /// The labels of each family's samples.
-    known: HashMap<Text, std::collections::BTreeSet<Vec<Label>>>,
+    known: HashSet<(Text, Vec<Label>)>,
     samples_count: usize,
     errors: Vec<GatherError>,
 }
@@ -235,30 +248,31 @@ impl Merge {
         if !is_name(&name) {
             return self.report(GatherError::BadName { family: name.clone(), name });
         }
-        match self.families.get(&name) {
-            Some(known) if known.kind != kind || known.help != help => {
+        let at = match self.families.binary_search_by(|known| known.name.cmp(&name)) {
+            Ok(at) if self.families[at].kind != kind || self.families[at].help != help => {
                 return self.report(GatherError::Conflict { family: name });
             }
-            Some(_) => {}
-            None if self.families.len() >= self.limits.families_max => {
+            Ok(at) => at,
+            Err(_) if self.families.len() >= self.limits.families_max => {
                 return self.report(GatherError::TooMany { family: name });
             }
-            None => {
-                let empty = Family { name: name.clone(), help, kind, samples: Vec::new() };
-                self.families.insert(name.clone(), empty);
+            Err(at) => {
+                self.families.insert(at, Family { name, help, kind, samples: Vec::new() });
+                at
             }
-        }
+        };
         for mut sample in samples {
             sample.labels.extend_from_slice(extra);
-            sample.labels.sort();
-            if let Err(error) = self.add_sample(&name, sample) {
+            sample.labels.sort_unstable();
+            if let Err(error) = self.add_sample(at, sample) {
                 self.report(error);
             }
         }
     }
 
-    fn add_sample(&mut self, family: &Text, sample: Sample) -> Result<(), GatherError> {
-        let Some(target) = self.families.get_mut(family) else { return Ok(()) };
+    /// Adds a sample of the family at `at`.
+    fn add_sample(&mut self, at: usize, sample: Sample) -> Result<(), GatherError> {
+        let target = &mut self.families[at];
         let family = || target.name.clone();
         if let Some(label) = sample.labels.iter().find(|label| !is_name(&label.name)) {
             return Err(GatherError::BadName { family: family(), name: label.name.clone() });
@@ -267,23 +281,23 @@ impl Merge {
             return Err(GatherError::Conflict { family: family() });
         }
         let is_ambiguous = sample.labels.windows(2).any(|pair| pair[0].name == pair[1].name);
-        let known = self.known.entry(family()).or_default();
-        if is_ambiguous || known.contains(&sample.labels) {
+        let labels = (family(), sample.labels.clone());
+        if is_ambiguous || self.known.contains(&labels) {
             return Err(GatherError::Duplicate { family: family() });
         }
         if self.samples_count >= self.limits.samples_max {
             return Err(GatherError::TooMany { family: family() });
         }
         self.samples_count += 1;
-        known.insert(sample.labels.clone());
+        self.known.insert(labels);
         target.samples.push(sample);
         Ok(())
     }
 
     fn finish(self) -> Gathered {
         let mut families = self.families;
-        families.values_mut().for_each(|family| family.samples.sort_by(|a, b| a.labels.cmp(&b.labels)));
-        Gathered { families: families.into_values().collect(), errors: self.errors }
+        families.iter_mut().for_each(|of| of.samples.sort_unstable_by(|a, b| a.labels.cmp(&b.labels)));
+        Gathered { families: families.into_iter().collect(), errors: self.errors }
     }
 }
 

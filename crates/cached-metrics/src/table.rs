@@ -145,9 +145,13 @@ impl<const N: usize> LabelledMetric<N> {
     /// Returns the series with these label values.
     #[must_use]
     pub fn of(&self, values: [&'static str; N]) -> Series {
-        let labels = self.labels.into_iter().zip(values).map(Label::from).collect();
-        Series { name: self.name, help: Some(self.help), labels }
+        Series { name: self.name, help: Some(self.help), labels: labels_of(&self.labels, &values) }
     }
+}
+
+/// Returns labels of these names and values.
+fn labels_of(names: &[&'static str], values: &[&'static str]) -> Vec<Label> {
+    names.iter().zip(values).map(|(name, value)| Label::from((*name, *value))).collect()
 }
 
 /// The name and labels under which a value is reported.
@@ -220,7 +224,12 @@ reading! {
 impl Families {
     /// Adds the value of a [table](crate::counters)'s field. The name determines the kind.
     pub fn measure(&mut self, series: impl Into<Series>, help: &'static str, value: &impl Reading) {
-        let Series { name, help: whole, labels } = series.into();
+        self.measure_series(series.into(), help, value);
+    }
+
+    /// The function is not generic, so that it is compiled only in this crate.
+    fn measure_series(&mut self, series: Series, help: &'static str, value: &dyn Reading) {
+        let Series { name, help: whole, labels } = series;
         let kind = if name.ends_with("_total") { Kind::Counter } else { Kind::Gauge };
         if let Some(value) = value.value(kind) {
             self.sample(name, whole.unwrap_or(help), labels, value);

@@ -2,10 +2,11 @@
 //! cache. The addresses are bound again with each cache: a client that connects between two caches
 //! is refused, as it is during a restart.
 
-use super::{ListenerThreads, ObjectsError};
+use super::ObjectsError;
 use crate::config::ListenerFiles;
 use blocker::Blocker;
 use cached_config::HttpTable;
+use connection::ListenerThreads;
 use object_http::Server;
 use std::sync::Arc;
 use std::time::Duration;

@@ -39,7 +39,7 @@ use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
 use cached_admin::insight::slow::SlowLog;
 use cached_admin::sources::Shown;
-use cached_config::{ListenerThreads, StartError};
+use cached_config::StartError;
 use cached_process::reload::LiveSecs;
 use cached_process::{Exit, Failure};
 use config::{BackendTable, ConfigError, Secrets};

@@ -7,10 +7,10 @@
 //! connect meanwhile wait instead of being refused. If the writer is elected, they are open only
 //! while this host leads, and clients of a standby are refused.
 
+use super::ObjectsError;
 use super::election::gate::{Gate, Holds};
 use super::http::HttpService;
 use super::volumes::{Kept, VolumeService, VolumesOpening};
-use super::{ListenerThreads, ObjectsError};
 use crate::config::{
     BackendTable, ConfigError, ListenerFiles, ObjectsTable, Secrets, ServiceConfig, SynapseTable, is_elected,
 };
@@ -29,6 +29,7 @@ use cached_core::insight::Sampling;
 use cached_core::object::{Background, Leadership, ObjectCache};
 use cached_process::files::SocketFile;
 use cached_process::reload::LiveSecs;
+use connection::ListenerThreads;
 use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

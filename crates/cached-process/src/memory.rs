@@ -65,9 +65,17 @@ pub fn configure_allocator() {
     }
 }
 
-/// Returns free pages within the heaps to the system. During this time, for some milliseconds if
-/// much is free, allocations wait.
-pub fn trim() {
+/// Returns free pages within the heaps to the system, on a thread of the runtime for blocking work.
+/// During this time, for some milliseconds if much is free, allocations wait.
+///
+/// # Panics
+/// Panics if it is called outside of a tokio runtime.
+pub fn trim_on_thread() {
+    // The task returns nothing.
+    drop(tokio::task::spawn_blocking(trim));
+}
+
+fn trim() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `malloc_trim` may be called at any time, by any thread.
     unsafe {

@@ -182,7 +182,7 @@ pub fn from_documents<'a>(
         };
         nodes.push(node(&key, name, value(&key, document)?)?);
     }
-    nodes.sort_by(|one, other| one.name.cmp(&other.name));
+    nodes.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     if nodes.is_empty() {
         let expected = "{ ring = \"HOST:PORT\", address = \"HOST:PORT\" }";
         return Err(MapError::new(format_args!(

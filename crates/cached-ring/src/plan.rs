@@ -123,7 +123,8 @@ fn quotas(nodes: &[Node], counts: &[usize], slots: usize) -> Vec<usize> {
     let mut quotas: Vec<usize> = shares.iter().map(|share| (share / total) as usize).collect();
     let mut rounded: Vec<usize> =
         (0..nodes.len()).filter(|node| !shares[*node].is_multiple_of(total)).collect();
-    rounded.sort_by_key(|node| (counts[*node] <= quotas[*node], u64::MAX - shares[*node] % total));
+    let rest = |node: usize| u64::MAX - shares[node] % total;
+    rounded.sort_unstable_by_key(|node| (counts[*node] <= quotas[*node], rest(*node), *node));
     let left = slots - quotas.iter().sum::<usize>();
     rounded.iter().take(left).for_each(|node| quotas[*node] += 1);
     quotas
@@ -140,7 +141,7 @@ fn release(owners: &mut [Option<usize>], node: usize, mut surplus: usize, wished
             _ => runs.push((slot, 1)),
         }
     }
-    runs.sort_by_key(|(first, len)| (*len, *first));
+    runs.sort_unstable_by_key(|(first, len)| (*len, *first));
     for (first, len) in runs {
         let taken = len.min(surplus);
         // The end beside a slot that is free already makes a longer free run.

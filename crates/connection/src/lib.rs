@@ -25,7 +25,7 @@
 //! |---|---|
 //! | `budget` | the memory of all connections, each one's part, and how fast its client sends and receives |
 //! | `address` | addresses as text, and the sockets bound to them |
-//! | `listen` | the loop that accepts connections; tasks |
+//! | `listen` | the loop that accepts connections; tasks and threads |
 //! | `places` | all connections and their limits, in all and per address; the peer of a connection |
 //! | `stream`, `output` | bytes in both directions |
 //! | `adjacent` | ranges of memory that are adjacent |
@@ -48,7 +48,7 @@ mod stream;
 pub use address::{Address, AddressError, ListenError, ListeningSocket};
 pub use adjacent::join_adjacent;
 pub use budget::{Budget, Grant, LOOK_TIME};
-pub use listen::{Accepted, Service, serve_all, spawn};
+pub use listen::{Accepted, ListenerThreads, Service, serve_all, spawn};
 pub use output::Output;
 pub use places::{Connections, Limits, Peer, Place, Refusal};
 pub use receive::{Filled, LARGE_BYTES, PayloadPool, copy_into, poll_fill};

@@ -1,4 +1,4 @@
-//! The loop that accepts connections.
+//! The loop that accepts connections, and the threads and tasks that serve them.
 
 use std::future::Future;
 use std::io;
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::address::{Bound, ListenError, ListeningSocket};
@@ -177,4 +178,33 @@ pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> 
 
 fn spawn_boxed(task: Pin<Box<dyn Future<Output = ()> + Send>>) -> JoinHandle<()> {
     tokio::spawn(task)
+}
+
+/// The threads of a listener, which serve its connections until this value is dropped.
+#[derive(Debug)]
+pub struct ListenerThreads {
+    /// The runtime of each thread.
+    pub runtimes: Vec<Handle>,
+    /// The threads end when these senders are dropped.
+    _ends: Vec<oneshot::Sender<()>>,
+}
+
+impl ListenerThreads {
+    /// Starts `count` threads, whose names begin with `name`.
+    ///
+    /// # Errors
+    /// Fails if the system refuses a thread or its runtime.
+    pub fn start(name: &str, count: usize) -> io::Result<ListenerThreads> {
+        let (mut runtimes, mut ends) = (Vec::new(), Vec::new());
+        for index in 0..count {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            runtimes.push(runtime.handle().clone());
+            let (sender, end) = oneshot::channel::<()>();
+            ends.push(sender);
+            // The wait ends with an error when the sender is dropped.
+            let body = move || drop(runtime.block_on(end));
+            std::thread::Builder::new().name(format!("{name}-{index}")).spawn(body)?;
+        }
+        Ok(ListenerThreads { runtimes, _ends: ends })
+    }
 }

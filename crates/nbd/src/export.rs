@@ -1,6 +1,6 @@
-//! The exports of a server: named disks, and a disk in memory.
+//! The exports of a server: named disks, and a disk in memory. The larger functions of that disk are
+//! inlined, so that servers of other disks do not compile them.
 
-use std::collections::BTreeMap;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -111,8 +111,8 @@ pub struct MemoryExport {
     /// The description, which may be changed before the disk is exported.
     pub description: Description,
     chunks: Vec<RwLock<Chunk>>,
-    /// The generation that was current when the snapshot was created, by snapshot name.
-    snapshots: BTreeMap<String, u64>,
+    /// The names of the snapshots, each with the generation that was current when it was created.
+    snapshots: Vec<(String, u64)>,
     generation: AtomicU64,
 }
 
@@ -126,20 +126,22 @@ struct Chunk {
 impl MemoryExport {
     /// Returns a writable disk of `size_bytes`.
     #[must_use]
+    #[inline]
     pub fn new(size_bytes: u64) -> Self {
         let count = usize::try_from(size_bytes.div_ceil(CHUNK_BYTES)).unwrap_or(usize::MAX);
         Self {
             description: Description::new(size_bytes),
             chunks: std::iter::repeat_with(RwLock::default).take(count).collect(),
-            snapshots: BTreeMap::new(),
+            snapshots: Vec::new(),
             generation: AtomicU64::new(1),
         }
     }
 
     /// Creates a snapshot. Later changes are shown in the context `qemu:dirty-bitmap:NAME`.
+    #[inline]
     pub fn snapshot(&mut self, name: &str) {
         let ended = self.generation.fetch_add(1, Ordering::Relaxed);
-        self.snapshots.insert(name.into(), ended);
+        self.snapshots.push((name.into(), ended));
         self.description.contexts.push(Context::ChangedSince(name.into()));
     }
 
@@ -163,6 +165,7 @@ impl Export for MemoryExport {
         &self.description
     }
 
+    #[inline]
     fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
         let mut data = Segments::new();
         Self::parts(offset, len_bytes.into(), |index, from, count, _| {
@@ -174,6 +177,7 @@ impl Export for MemoryExport {
         Reply::ok(data)
     }
 
+    #[inline]
     fn write(&self, offset: u64, data: Segments, _fua: bool) -> Reply<()> {
         let mut at = offset;
         for segment in &data {
@@ -193,10 +197,12 @@ impl Export for MemoryExport {
         Reply::ok(())
     }
 
+    #[inline]
     fn trim(&self, offset: u64, len_bytes: u32, fua: bool) -> Reply<()> {
         self.write_zeroes(offset, len_bytes, Zeroes { fua, ..Zeroes::default() })
     }
 
+    #[inline]
     fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()> {
         if zeroes.fast && zeroes.no_hole {
             return Reply::err(Error::Unsupported("zeros that take up space are written one by one".into()));
@@ -221,6 +227,7 @@ impl Export for MemoryExport {
         Reply::ok(())
     }
 
+    #[inline]
     fn block_status(
         &self,
         context: &Context,
@@ -230,10 +237,12 @@ impl Export for MemoryExport {
     ) -> Reply<Vec<Extent>> {
         let since = match context {
             Context::Allocation => None,
-            Context::ChangedSince(snapshot) => match self.snapshots.get(snapshot) {
-                Some(generation) => Some(*generation),
-                None => return Reply::err(Error::Invalid("there is no such snapshot".into())),
-            },
+            Context::ChangedSince(snapshot) => {
+                match self.snapshots.iter().rfind(|(name, _)| name == snapshot) {
+                    Some((_, generation)) => Some(*generation),
+                    None => return Reply::err(Error::Invalid("there is no such snapshot".into())),
+                }
+            }
         };
         let mut extents = Vec::new();
         Self::parts(offset, len_bytes.into(), |index, _, count, _| {

@@ -4,14 +4,13 @@
 //! and counted. On exit the sidecar waits for queued lines, but not for long.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -23,7 +22,7 @@ use hyper::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use hyper::header::AUTHORIZATION;
 use hyper::http::request::Parts;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::Serialize;
 
 use crate::http::body::{Body, BodyError, Data};
@@ -42,29 +41,27 @@ pub enum LogTarget {
 /// The maximum number of queued lines.
 const LINES_MAX: usize = 4096;
 
-/// A message to the thread.
-enum Message {
-    Line(String),
-    /// Requests a check of the flags.
-    Wake,
+/// The lines to be written, and what else the thread is asked to do.
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
-/// Flags for the thread, in addition to lines.
 #[derive(Debug, Default)]
-struct Wanted {
+struct State {
+    lines: VecDeque<String>,
     /// Whether to reopen the file.
-    reopen: AtomicBool,
-    /// Whether to end once the queue is empty.
-    end: AtomicBool,
+    reopen: bool,
+    /// Whether to end once no lines are queued.
+    end: bool,
+    has_ended: bool,
 }
 
 /// The access log.
 #[derive(Debug)]
 pub(crate) struct AccessLog {
-    lines: SyncSender<Message>,
-    wanted: Arc<Wanted>,
-    /// Disconnected once the thread has ended.
-    ended: Mutex<Receiver<()>>,
+    queue: Arc<Queue>,
     /// The maximum time to wait at the end for queued lines to be written, in case their destination is
     /// stuck.
     end_max: Duration,
@@ -83,49 +80,49 @@ impl AccessLog {
     }
 
     fn start_on(output: Output) -> io::Result<AccessLog> {
-        let (sender, lines) = sync_channel(LINES_MAX);
-        let (end, ended) = sync_channel(0);
-        let (dropped, wanted) = (Arc::new(Counter::default()), Arc::new(Wanted::default()));
-        let log = AccessLog {
-            lines: sender,
-            wanted: Arc::clone(&wanted),
-            ended: Mutex::new(ended),
-            end_max: Duration::from_secs(5),
-            dropped,
-        };
-        let failed = Arc::clone(&log.dropped);
-        let body = move || {
-            write(output, &lines, &wanted, &failed);
-            drop(end);
-        };
+        let (queue, dropped) = (Arc::<Queue>::default(), Arc::<Counter>::default());
+        let log =
+            AccessLog { queue: queue.clone(), end_max: Duration::from_secs(5), dropped: dropped.clone() };
+        let body = move || write(output, &queue, &dropped);
         thread::Builder::new().name("cached-s3-log".into()).spawn(body)?;
         Ok(log)
     }
 
-    /// Logs a line, if the queue has space.
+    /// Logs a line, if the queue has space and the log does not end.
     pub(crate) fn line(&self, line: String) {
-        if self.lines.try_send(Message::Line(line)).is_err() {
-            self.dropped.increment();
+        let mut state = self.queue.state.lock();
+        if state.lines.len() >= LINES_MAX || state.end {
+            return self.dropped.increment();
         }
+        state.lines.push_back(line);
+        self.queue.changed.notify_all();
     }
 
     /// Reopens the file, which may have been renamed. Queued lines may go into either file.
     pub(crate) fn reopen(&self) {
-        self.wanted.reopen.store(true, Ordering::Release);
-        self.wake();
+        self.queue.state.lock().reopen = true;
+        self.queue.changed.notify_all();
     }
 
     /// Waits until all lines are written, but at most for `end_max`; later lines are not written.
     /// Returns whether all lines were written.
     pub(crate) fn finish(&self) -> bool {
-        self.wanted.end.store(true, Ordering::Release);
-        self.wake();
-        self.ended.lock().recv_timeout(self.end_max) == Err(RecvTimeoutError::Disconnected)
+        self.end();
+        let until = Instant::now() + self.end_max;
+        let mut state = self.queue.state.lock();
+        while !state.has_ended && !self.queue.changed.wait_until(&mut state, until).timed_out() {}
+        state.has_ended
     }
 
-    fn wake(&self) {
-        // If the queue is full, the thread checks the flags anyway.
-        let _ = self.lines.try_send(Message::Wake);
+    fn end(&self) {
+        self.queue.state.lock().end = true;
+        self.queue.changed.notify_all();
+    }
+}
+
+impl Drop for AccessLog {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -168,30 +165,34 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).open(path)
 }
 
-fn write(mut output: Output, lines: &Receiver<Message>, wanted: &Wanted, failed: &Counter) {
-    let mut has_failed = false;
-    while let Ok(message) = lines.recv() {
-        let mut next = Some(message);
-        // All queued lines are written together, and then flushed.
-        while let Some(message) = next.take() {
-            if wanted.reopen.swap(false, Ordering::Acquire) {
-                output.reopen();
-            }
-            if let Message::Line(line) = message {
-                if let Err(error) = output.writer.write_all(line.as_bytes()) {
+/// The main function of the thread.
+fn write(mut output: Output, queue: &Queue, failed: &Counter) {
+    let (mut is_flushed, mut has_failed) = (true, false);
+    let mut state = queue.state.lock();
+    loop {
+        if std::mem::take(&mut state.reopen) {
+            MutexGuard::unlocked(&mut state, || output.reopen());
+        } else if let Some(line) = state.lines.pop_front() {
+            is_flushed = false;
+            MutexGuard::unlocked(&mut state, || match output.writer.write_all(line.as_bytes()) {
+                Ok(()) => has_failed = false,
+                Err(error) => {
                     failed.increment();
                     if !std::mem::replace(&mut has_failed, true) {
                         tracing::error!(cause = %error, "the access log cannot be written");
                     }
-                } else {
-                    has_failed = false;
                 }
-            }
-            next = lines.try_recv().ok();
-        }
-        output.flush();
-        if wanted.end.load(Ordering::Acquire) {
+            });
+        } else if !is_flushed {
+            // All queued lines are written together, and then flushed.
+            is_flushed = true;
+            MutexGuard::unlocked(&mut state, || output.flush());
+        } else if state.end {
+            state.has_ended = true;
+            queue.changed.notify_all();
             return;
+        } else {
+            queue.changed.wait(&mut state);
         }
     }
 }
@@ -370,7 +371,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Held(Arc<Gate>);
     /// Whether the gate is open, and the bytes that passed it.
-    type Gate = (Mutex<(bool, Vec<u8>)>, parking_lot::Condvar);
+    type Gate = (Mutex<(bool, Vec<u8>)>, Condvar);
 
     impl Held {
         fn open(&self) {
@@ -381,7 +382,9 @@ mod tests {
         fn log(&self) -> AccessLog {
             let writer: Box<dyn Write + Send> = Box::new(self.clone());
             let output = Output { writer: BufWriter::with_capacity(0, writer), path: None };
-            AccessLog { end_max: Duration::from_secs(60), ..AccessLog::start_on(output).unwrap() }
+            let mut log = AccessLog::start_on(output).unwrap();
+            log.end_max = Duration::from_secs(60);
+            log
         }
     }
 

@@ -80,7 +80,8 @@ impl Policies {
             prefixes.push((prefix.as_bytes().to_vec(), *policy));
         }
         for prefixes in buckets.values_mut() {
-            prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+            // No two of the same length hold for a key.
+            prefixes.sort_unstable_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
         }
         Ok(Self { default, buckets })
     }

@@ -12,6 +12,7 @@ use blocker::{
     Policy, Quota, ReadRequest, Reply, Scope, Segments, Stamp, Version, WriteFullRequest, WriteMode,
 };
 use futures_util::TryStreamExt;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
@@ -286,10 +287,14 @@ impl Space {
     /// Removes unused objects, several at a time.
     pub(crate) async fn remove_all(&self, objects: &[ObjectId]) -> Result<(), Store> {
         for some in objects.chunks(REMOVALS_MAX) {
-            let removals: Vec<_> = some.iter().map(|object| self.remove_object(object.clone())).collect();
-            futures_util::future::try_join_all(removals).await?;
+            self.remove_each(some.to_vec()).await.into_iter().collect::<Result<(), Store>>()?;
         }
         Ok(())
+    }
+
+    /// Removes unused objects at the same time. Returns the result of each.
+    pub(crate) async fn remove_each(&self, objects: Vec<ObjectId>) -> Vec<Result<(), Store>> {
+        join_all(objects.into_iter().map(|object| self.remove_object(object))).await
     }
 
     /// Removes everything, the head last. The removal is *stored* when this returns.

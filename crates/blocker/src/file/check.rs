@@ -109,9 +109,10 @@ pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)
     check_on(&disk, dir, repair, each)
 }
 
-/// Checks a store as [`check`] does, on any disk and without a lock.
-pub(super) fn check_on(
-    disk: &dyn Disk,
+/// Checks a store as [`check`] does, on any disk and without a lock. The disk's type is a parameter so
+/// that only programs that check a store compile the checks.
+pub(super) fn check_on<D: Disk>(
+    disk: &D,
     root: &Path,
     repair: bool,
     each: &mut dyn FnMut(&Finding),
@@ -131,8 +132,8 @@ pub(super) fn check_on(
     Check::new(disk, root, repair, each).run()
 }
 
-struct Check<'a> {
-    disk: &'a dyn Disk,
+struct Check<'a, D> {
+    disk: &'a D,
     root: &'a Path,
     repair: bool,
     each: &'a mut dyn FnMut(&Finding),
@@ -148,8 +149,8 @@ struct Check<'a> {
     temporaries: u64,
 }
 
-impl<'a> Check<'a> {
-    fn new(disk: &'a dyn Disk, root: &'a Path, repair: bool, each: &'a mut dyn FnMut(&Finding)) -> Self {
+impl<'a, D: Disk> Check<'a, D> {
+    fn new(disk: &'a D, root: &'a Path, repair: bool, each: &'a mut dyn FnMut(&Finding)) -> Self {
         Self {
             disk,
             root,

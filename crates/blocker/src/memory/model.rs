@@ -286,7 +286,7 @@ impl Model {
     pub(super) fn namespaces(&self) -> Vec<Namespace> {
         let claimed = self.claims.iter().filter_map(|(scope, ..)| scope.namespace().cloned());
         let mut all: Vec<_> = self.objects.keys().map(|id| id.namespace.clone()).chain(claimed).collect();
-        all.sort();
+        all.sort_unstable();
         all.dedup();
         all
     }

@@ -1,15 +1,16 @@
 //! Reports about the requests of an object cache, and the thread that computes them from samples.
 
 use std::io;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use blocker::executor::block_on_for;
 use cached_core::insight::MissRatioCurve;
 use cached_core::object::ObjectCache;
 use cached_metrics::{Collect, Families};
 use serde::Serialize;
+use tokio::sync::oneshot;
 
 use super::documents::{
     Curve, HotDocument, HotKey, HotPrefix, HotReport, Misses, collect_curves, curves_of, hot_count,
@@ -109,7 +110,7 @@ impl Source for InsightSource {
 #[must_use = "dropping this ends it"]
 #[derive(Debug)]
 pub struct ObjectsInsight {
-    end: Option<mpsc::Sender<()>>,
+    end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _shown: Option<Shown>,
 }
@@ -133,17 +134,17 @@ impl ObjectsInsight {
             add_routes(admin, &source);
             Shown::new(admin, &source)
         });
-        let (end, ended) = mpsc::channel();
+        let (end, ended) = oneshot::channel();
         let statistics = statistics.clone();
-        let body = move || take_samples(&statistics, &ended);
+        let body = move || take_samples(&statistics, ended);
         let thread = is_on.then(|| thread::Builder::new().name("insight".into()).spawn(body)).transpose()?;
         Ok(ObjectsInsight { end: Some(end), thread, _shown: shown })
     }
 }
 
-fn take_samples(statistics: &ObjectStatistics, ended: &mpsc::Receiver<()>) {
+fn take_samples(statistics: &ObjectStatistics, mut ended: oneshot::Receiver<()>) {
     let mut interval = INTERVAL;
-    while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+    while block_on_for(&mut ended, interval).is_none() {
         interval = if statistics.take_samples() > 0 { INTERVAL } else { (interval * 2).min(INTERVAL_IDLE) };
     }
 }

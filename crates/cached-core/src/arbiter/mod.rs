@@ -273,6 +273,7 @@ impl Arbiter {
     ///
     /// # Errors
     /// Returns the violated condition.
+    #[inline]
     pub fn validate(&self) -> Result<(), String> {
         let Some(objects) = self.objects.upgrade() else { return Ok(()) };
         let (items, buckets) = (self.kv.item_memory(), objects.bytes());

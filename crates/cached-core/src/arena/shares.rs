@@ -118,6 +118,7 @@ impl Arena {
     ///
     /// # Panics
     /// Panics if a check fails.
+    #[inline]
     pub(crate) fn validate(&self) {
         let free = lock(&self.free);
         let held: u32 = free.held.iter().sum();

@@ -174,7 +174,7 @@ impl SpaceSaving {
     #[must_use]
     pub fn top(&self, count: usize) -> Vec<Hot> {
         let mut all = self.heap.clone();
-        all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.name.cmp(&b.name)));
+        all.sort_unstable_by(|a, b| b.count.cmp(&a.count).then_with(|| a.name.cmp(&b.name)));
         all.truncate(count);
         all
     }

@@ -1,5 +1,6 @@
 //! The map-like interface for programs that embed the store: owned values, durations, ordinary
-//! errors, and iteration over items.
+//! errors, and iteration over items. Its functions are inlined or generic, so that programs compile
+//! those that they call.
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::{
 };
 use crate::clock::Expiry;
 
+#[inline]
 fn is_stored(outcome: StoreOutcome) -> Result<bool, StoreError> {
     match outcome {
         StoreOutcome::Stored { .. } => Ok(true),
@@ -20,6 +22,7 @@ fn is_stored(outcome: StoreOutcome) -> Result<bool, StoreError> {
 }
 
 impl Kv {
+    #[inline]
     fn put(&self, mode: StoreMode, key: &[u8], value: &[u8], expiry: Expiry) -> Result<bool, StoreError> {
         let options = StoreOptions { mode, expiry, ..StoreOptions::default() };
         is_stored(self.store(key, self.hash(key), value, &options))
@@ -35,12 +38,14 @@ impl Kv {
     /// assert_eq!(kv.get(b"other"), None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         self.get_with_cas(key).map(|(value, _)| value)
     }
 
     /// Returns a copy of a key's value, and the CAS value for [`Kv::compare_and_set`]. The item counts as
     /// used.
+    #[inline]
     pub fn get_with_cas(&self, key: &[u8]) -> Option<(Vec<u8>, u64)> {
         self.read(key, self.hash(key), |item| (item.to_vec(), item.cas())).ok()
     }
@@ -49,6 +54,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`StoreError`]. The old value, if there is one, then stays.
+    #[inline]
     pub fn set(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::NEVER).map(drop)
     }
@@ -67,6 +73,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`StoreError`]. The old value, if there is one, then stays.
+    #[inline]
     pub fn set_for(&self, key: &[u8], value: &[u8], ttl: Duration) -> Result<(), StoreError> {
         self.put(StoreMode::Set, key, value, Expiry::after_duration(self.now_secs(), ttl)).map(drop)
     }
@@ -83,6 +90,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`StoreError`].
+    #[inline]
     pub fn add(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Add, key, value, Expiry::NEVER)
     }
@@ -91,6 +99,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`StoreError`]. The old value then stays.
+    #[inline]
     pub fn replace(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Replace, key, value, Expiry::NEVER)
     }
@@ -100,6 +109,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`StoreError`].
+    #[inline]
     pub fn append(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Append, key, value, Expiry::NEVER)
     }
@@ -109,6 +119,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`StoreError`].
+    #[inline]
     pub fn prepend(&self, key: &[u8], value: &[u8]) -> Result<bool, StoreError> {
         self.put(StoreMode::Prepend, key, value, Expiry::NEVER)
     }
@@ -129,6 +140,7 @@ impl Kv {
     /// # Errors
     /// Returns [`CasError`]. A store without CAS values ([`KvConfig::cas`](super::KvConfig::cas))
     /// always returns [`CasError::Changed`] for an item that exists.
+    #[inline]
     pub fn compare_and_set(&self, key: &[u8], value: &[u8], cas: u64) -> Result<u64, CasError> {
         let options = StoreOptions { mode: StoreMode::Cas, compare: cas, ..StoreOptions::default() };
         match self.store(key, self.hash(key), value, &options) {
@@ -140,6 +152,7 @@ impl Kv {
         }
     }
 
+    #[inline]
     fn count(&self, key: &[u8], decrement: bool, delta: u64) -> Result<u64, CountError> {
         let options = ArithmeticOptions { decrement, delta, ..ArithmeticOptions::default() };
         match self.arithmetic(key, self.hash(key), &options) {
@@ -163,6 +176,7 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`CountError`].
+    #[inline]
     pub fn increment(&self, key: &[u8], delta: u64) -> Result<u64, CountError> {
         self.count(key, false, delta)
     }
@@ -171,18 +185,21 @@ impl Kv {
     ///
     /// # Errors
     /// Returns [`CountError`].
+    #[inline]
     pub fn decrement(&self, key: &[u8], delta: u64) -> Result<u64, CountError> {
         self.count(key, true, delta)
     }
 
     /// Sets an item's expiry to `ttl` from now, as in [`Kv::set_for`]. Returns whether the item
     /// exists.
+    #[inline]
     pub fn touch_for(&self, key: &[u8], ttl: Duration) -> bool {
         let touch = Some(Expiry::after_duration(self.now_secs(), ttl));
         self.fetch(key, self.hash(key), &FetchOptions { touch, ..FetchOptions::default() }, |_, _| ()).is_ok()
     }
 
     /// Removes an item. Returns whether the item existed.
+    #[inline]
     pub fn remove(&self, key: &[u8]) -> bool {
         self.delete(key, self.hash(key), &DeleteOptions::default()) == DeleteOutcome::Done
     }

@@ -254,6 +254,8 @@ impl Kv {
     ///
     /// # Panics
     /// Panics if they do not agree. The message names the contradiction.
+    // This and what it calls are compiled only where they are used, which is in tests.
+    #[inline]
     pub fn validate(&self) {
         let inner = &self.inner;
         let log = &inner.log;
@@ -296,6 +298,7 @@ impl Kv {
         log.validate(&live, expiring);
     }
 
+    #[inline]
     fn validate_piece(&self, piece: Piece) {
         let log = &self.inner.log;
         let bytes = log.padded(PIECE_HEADER_BYTES + piece.bytes as usize);
@@ -306,6 +309,7 @@ impl Kv {
     }
 
     /// Checks that exactly the items in the index are marked live, and that every region can be walked over.
+    #[inline]
     fn validate_marks(&self, locations: &HashSet<u32>) {
         let log = &self.inner.log;
         let mut live = 0;

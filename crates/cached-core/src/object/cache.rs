@@ -332,6 +332,8 @@ impl ObjectCache {
     ///
     /// # Errors
     /// The first invariant that does not hold.
+    // This and what it calls are compiled only where they are used, which is in tests.
+    #[inline]
     pub fn validate(&self) -> Result<(), String> {
         validate(self.shared())
     }

@@ -90,7 +90,8 @@ impl ObjectCache {
     /// cache.set_namespace(&scratch, &settings)?;
     /// let in_force = cache.namespace_settings(&scratch);
     /// assert_eq!(in_force.write, (WriteMode::Back, SettingSource::Command));
-    /// assert_eq!(in_force.values[&NamespaceKey::QuotaBytesMax], (Some(1 << 30), SettingSource::Command));
+    /// let quota = (NamespaceKey::QuotaBytesMax, (Some(1 << 30), SettingSource::Command));
+    /// assert!(in_force.values.contains(&quota));
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_namespace(&self, namespace: &Namespace, settings: &NamespaceSettings) -> Result<()> {

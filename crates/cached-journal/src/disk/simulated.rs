@@ -6,6 +6,8 @@
 //!
 //! A failed sync loses some of the file's unsynced writes for good, while reads still return them,
 //! and the next sync succeeds, as with a page cache.
+//!
+//! All functions are inlined: only the tests, which call them, compile them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,6 +21,7 @@ use super::{Disk, DiskFile, FileId};
 const SECTOR_BYTES: usize = 512;
 
 /// Returns the sequence of a seed. Small seeds differ in few bits.
+#[inline]
 fn random(seed: u64) -> Rng {
     Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
 }
@@ -58,6 +61,7 @@ struct GateState {
 }
 
 impl Gate {
+    #[inline]
     fn pass(&self) {
         let mut state = self.state.lock();
         state.waiting += 1;
@@ -95,17 +99,20 @@ struct Content {
     pending: Vec<(usize, Vec<u8>)>,
 }
 
+#[inline]
 fn write_into(content: &mut Vec<u8>, at: usize, data: &[u8]) {
     content.resize(content.len().max(at + data.len()), 0);
     content[at..at + data.len()].copy_from_slice(data);
 }
 
 impl Content {
+    #[inline]
     fn write(&mut self, at: usize, data: Vec<u8>) {
         write_into(&mut self.live, at, &data);
         self.pending.push((at, data));
     }
 
+    #[inline]
     fn store(&mut self) {
         for (at, data) in self.pending.drain(..) {
             write_into(&mut self.stored, at, &data);
@@ -113,6 +120,7 @@ impl Content {
     }
 
     /// Stores a random set of sectors of the unsynced writes.
+    #[inline]
     fn store_some(&mut self, random: &mut Rng) {
         // Usually all or nothing, sometimes a mix.
         let chance = [0, 1000, 500][random.below(3) as usize];
@@ -129,17 +137,20 @@ impl Content {
     }
 }
 
+#[inline]
 fn io_error() -> io::Error {
     io::Error::from_raw_os_error(5)
 }
 
 impl Medium {
+    #[inline]
     fn check(&self, power: u64) -> io::Result<()> {
         off_if(self.is_off || self.power != power)
     }
 
     /// Counts a changing operation. The operation at which the power is cut fails, whether or not
     /// it was executed.
+    #[inline]
     fn change(&mut self, power: u64) -> io::Result<bool> {
         self.check(power)?;
         self.step += 1;
@@ -148,11 +159,13 @@ impl Medium {
     }
 
     /// Switches the power on after the process that used the disk has ended.
+    #[inline]
     fn restart(&mut self) {
         (self.is_off, self.is_locked, self.cut_at) = (false, false, None);
         self.power += 1;
     }
 
+    #[inline]
     fn set_names(&mut self, change: &[(&str, Option<u64>)]) {
         let change: Vec<_> = change.iter().map(|(name, file)| ((*name).to_owned(), *file)).collect();
         apply(&mut self.names, &change);
@@ -160,6 +173,7 @@ impl Medium {
     }
 }
 
+#[inline]
 fn apply(names: &mut BTreeMap<String, u64>, change: &[(String, Option<u64>)]) {
     for (name, file) in change {
         match file {
@@ -169,35 +183,41 @@ fn apply(names: &mut BTreeMap<String, u64>, change: &[(String, Option<u64>)]) {
     }
 }
 
+#[inline]
 fn off_if(is_cut: bool) -> io::Result<()> {
     if is_cut { Err(io::Error::other("the power is off")) } else { Ok(()) }
 }
 
 impl SimulatedDisk {
     /// Returns an empty disk.
+    #[inline]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Cuts the power at the operation after this many; 1 means the next operation. With `None` the
     /// power stays on.
+    #[inline]
     pub fn cut_power_in(&self, operations: Option<u64>) {
         let mut medium = self.medium.lock();
         medium.cut_at = operations.map(|operations| medium.step + operations);
     }
 
     /// Returns whether the power has been cut.
+    #[inline]
     pub fn is_off(&self) -> bool {
         self.medium.lock().is_off
     }
 
     /// Returns the number of changing operations.
+    #[inline]
     pub fn steps(&self) -> u64 {
         self.medium.lock().step
     }
 
     /// Cuts the power if it is on, decides by `seed` which unsynced changes are stored, and
     /// switches the power on again.
+    #[inline]
     pub fn power_cycle(&self, seed: u64) {
         let mut medium = self.medium.lock();
         let medium = &mut *medium;
@@ -220,11 +240,13 @@ impl SimulatedDisk {
 
     /// Ends the process that uses the disk, as `kill -9` does. Its writes stay, synced or not, its
     /// lock is released, and its open files become unusable.
+    #[inline]
     pub fn kill_process(&self) {
         self.medium.lock().restart();
     }
 
     /// Makes operations fail at random from now on. `seed` determines which of them fail.
+    #[inline]
     pub fn set_faults(&self, seed: u64, faults: Faults) {
         let mut medium = self.medium.lock();
         medium.random = random(seed);
@@ -233,12 +255,14 @@ impl SimulatedDisk {
 
     /// Makes syncs of files wait, as on a disk that does not respond, or releases the waiting
     /// syncs.
+    #[inline]
     pub fn hold_syncs(&self, is_held: bool) {
         self.gate.state.lock().is_closed = is_held;
         self.gate.moved.notify_all();
     }
 
     /// Blocks the thread until a sync is waiting.
+    #[inline]
     pub fn wait_for_held_sync(&self) {
         let mut state = self.gate.state.lock();
         while !(state.is_closed && state.waiting > 0) {
@@ -247,12 +271,14 @@ impl SimulatedDisk {
     }
 
     /// Returns the content of a file as the program sees it, if there is one.
+    #[inline]
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
         let medium = self.medium.lock();
         medium.names.get(name).map(|file| medium.files[file].live.clone())
     }
 
     /// Replaces the content of a file, durably.
+    #[inline]
     pub fn set_content(&self, name: &str, bytes: &[u8]) {
         let mut medium = self.medium.lock();
         let medium = &mut *medium;
@@ -266,6 +292,7 @@ impl SimulatedDisk {
     }
 
     /// Returns a separate disk with the same durable files.
+    #[inline]
     pub fn copy(&self) -> Self {
         let copy = Self::new();
         let names: Vec<_> = self.medium.lock().names.keys().cloned().collect();
@@ -275,10 +302,12 @@ impl SimulatedDisk {
         copy
     }
 
+    #[inline]
     fn full(&self, name: &str) -> String {
         format!("{}{name}", self.directory)
     }
 
+    #[inline]
     fn file(&self, medium: &Medium, file: u64) -> Arc<dyn DiskFile> {
         let (gate, power) = (Arc::clone(&self.gate), medium.power);
         Arc::new(SimulatedFile { medium: Arc::clone(&self.medium), gate, file, power })
@@ -291,6 +320,7 @@ struct Locked {
 }
 
 impl Drop for Locked {
+    #[inline]
     fn drop(&mut self) {
         let mut medium = self.medium.lock();
         if medium.power == self.power {
@@ -300,6 +330,7 @@ impl Drop for Locked {
 }
 
 impl Disk for SimulatedDisk {
+    #[inline]
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
         let mut medium = self.medium.lock();
         if !self.directory.is_empty() {
@@ -312,6 +343,7 @@ impl Disk for SimulatedDisk {
         Ok(Box::new(Locked { medium: Arc::clone(&self.medium), power: medium.power }))
     }
 
+    #[inline]
     fn names(&self) -> io::Result<Vec<String>> {
         let medium = self.medium.lock();
         let below = medium.names.keys().filter_map(|name| name.strip_prefix(&*self.directory));
@@ -321,6 +353,7 @@ impl Disk for SimulatedDisk {
         Ok(names)
     }
 
+    #[inline]
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let mut medium = self.medium.lock();
         let power = medium.power;
@@ -337,6 +370,7 @@ impl Disk for SimulatedDisk {
         Ok(self.file(&medium, file))
     }
 
+    #[inline]
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         let medium = self.medium.lock();
         medium.check(medium.power)?;
@@ -344,12 +378,14 @@ impl Disk for SimulatedDisk {
         Ok(self.file(&medium, file))
     }
 
+    #[inline]
     fn id(&self, name: &str) -> io::Result<FileId> {
         let medium = self.medium.lock();
         medium.check(medium.power)?;
         Ok((0, *medium.names.get(&self.full(name)).ok_or(io::ErrorKind::NotFound)?))
     }
 
+    #[inline]
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut medium = self.medium.lock();
         let power = medium.power;
@@ -360,6 +396,7 @@ impl Disk for SimulatedDisk {
         off_if(is_cut)
     }
 
+    #[inline]
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut medium = self.medium.lock();
         let power = medium.power;
@@ -370,6 +407,7 @@ impl Disk for SimulatedDisk {
         off_if(is_cut)
     }
 
+    #[inline]
     fn sync_names(&self) -> io::Result<()> {
         let mut medium = self.medium.lock();
         let power = medium.power;
@@ -379,10 +417,12 @@ impl Disk for SimulatedDisk {
         Ok(())
     }
 
+    #[inline]
     fn directory(&self, name: &str) -> io::Result<Box<dyn Disk>> {
         Ok(Box::new(Self { directory: self.full(name) + "/", ..self.clone() }))
     }
 
+    #[inline]
     fn random(&self) -> io::Result<u64> {
         let mut medium = self.medium.lock();
         Ok(medium.random.next_u64())
@@ -397,18 +437,21 @@ struct SimulatedFile {
 }
 
 impl DiskFile for SimulatedFile {
+    #[inline]
     fn len(&self) -> io::Result<u64> {
         let medium = self.medium.lock();
         medium.check(self.power)?;
         Ok(medium.files[&self.file].live.len() as u64)
     }
 
+    #[inline]
     fn id(&self) -> io::Result<FileId> {
         let medium = self.medium.lock();
         medium.check(self.power)?;
         Ok((0, self.file))
     }
 
+    #[inline]
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let medium = self.medium.lock();
         medium.check(self.power)?;
@@ -419,6 +462,7 @@ impl DiskFile for SimulatedFile {
         Ok(read)
     }
 
+    #[inline]
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
         let data = parts.concat();
         assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096), "an unaligned write");
@@ -435,6 +479,7 @@ impl DiskFile for SimulatedFile {
         off_if(is_cut)
     }
 
+    #[inline]
     fn sync(&self) -> io::Result<()> {
         self.gate.pass();
         let mut medium = self.medium.lock();

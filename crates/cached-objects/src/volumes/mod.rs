@@ -19,7 +19,7 @@ mod exports;
 mod requests;
 mod routes;
 
-use super::{ListenerThreads, ObjectsError};
+use super::ObjectsError;
 use crate::config::{BackendTable, NbdTable, ObjectsTable, VolumesTable, is_elected};
 use blocker::{Blocker, WriteMode};
 use cached_admin::AdminServer;
@@ -29,6 +29,7 @@ use cached_admin::status::document::{ListenerPart, VolumePart, VolumesPart};
 use cached_core::object::ObjectCache;
 use cached_metrics::{Collect, Families, LabelledMetric};
 use cached_tls::ServerTls;
+use connection::ListenerThreads;
 use exports::{COMMANDS, Command, Counts, Served, Sums};
 use nbd::Server;
 use routes::Jobs;

@@ -8,7 +8,7 @@ use cached_tls::ClientCertificates;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -41,7 +41,7 @@ pub(crate) enum Command {
     Map(Arc<Map>),
     /// Reply between two requests: a request that was being executed when the command was sent is
     /// complete then.
-    Pass(mpsc::Sender<()>),
+    Pass(oneshot::Sender<()>),
     /// Look for lanes on which nothing comes.
     Tick,
     /// Try requests again that wait until their owner executes them.
@@ -109,15 +109,14 @@ pub(crate) struct Pause {
     /// The maximum time for completing requests in flight.
     pub(crate) finish_within: Duration,
     /// Receives the worker's connections once the worker has paused.
-    pub(crate) report: mpsc::Sender<Paused>,
-    /// Delivers the verdict. If the sender is dropped, the worker resumes.
-    pub(crate) verdict: mpsc::Receiver<Verdict>,
+    pub(crate) report: oneshot::Sender<Paused>,
+    /// The verdict. If a message comes, another process serves the connections: the worker closes its
+    /// descriptors, and ends. If the sender is dropped, the worker serves its connections again.
+    pub(crate) end: oneshot::Receiver<()>,
 }
 
 /// A paused worker. Until it has a verdict, it keeps the sockets open and touches nothing.
 pub(crate) struct Paused {
-    /// The worker's index.
-    pub(crate) worker: usize,
     /// The connections that another process can take over.
     pub(crate) connections: Vec<PausedConnection>,
     /// The number of the worker's other connections.
@@ -129,15 +128,6 @@ pub(crate) struct PausedConnection {
     /// The connection's socket, which the worker keeps open.
     pub(crate) fd: RawFd,
     pub(crate) connection: HandedConnection,
-}
-
-/// The way in which a paused worker continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// The worker serves its connections again.
-    Resume,
-    /// Another process serves them: the worker closes its descriptors, and ends.
-    End,
 }
 
 /// The commands for one worker, and the descriptor that wakes it.

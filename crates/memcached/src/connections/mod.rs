@@ -21,7 +21,7 @@ mod info;
 pub(crate) use attempts::{Attempts, WrongPassword};
 pub(crate) use commands::{
     AcceptedConnection, AtAddress, Command, CommandQueue, NoLane, OpenLane, Pause, Paused, PausedConnection,
-    ServeLane, Verdict,
+    ServeLane,
 };
 pub(crate) use info::{
     ConnInfo, ConnState, Endpoints, HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase, HeldMemory,
@@ -29,13 +29,15 @@ pub(crate) use info::{
 };
 
 use crate::locks::{CONNECTIONS, Lock};
+use blocker::executor::block_on_for;
 use connection::Peer;
 use info::HeldSums;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// All connections, and the sums of the memory that they hold.
 pub(crate) struct Connections {
@@ -95,19 +97,25 @@ impl Connections {
     }
 
     /// Waits until every worker has completed what it was executing, and has executed the commands
-    /// that were sent before. Returns false as soon as `goes_on` does, which is called every few
-    /// milliseconds.
+    /// that were sent before. Returns false if a worker has ended, or as soon as `goes_on` does, which
+    /// is called every few milliseconds.
     pub(crate) fn pass(&self, goes_on: &mut dyn FnMut() -> bool) -> bool {
-        let (done, passed) = mpsc::channel();
-        self.tell(|| Command::Pass(done.clone()));
-        for _ in 0..self.queues().len() {
-            while passed.recv_timeout(LOOK).is_err() {
-                if !goes_on() {
-                    return false;
+        let send = |queue: &CommandQueue| {
+            let (done, passed) = oneshot::channel();
+            queue.send(Command::Pass(done));
+            passed
+        };
+        // Every worker has its command before the first reply is awaited.
+        let passed: Vec<_> = self.queues().iter().map(send).collect();
+        passed.into_iter().all(|mut passed| {
+            loop {
+                match block_on_for(&mut passed, LOOK) {
+                    Some(passed) => return passed.is_ok(),
+                    None if goes_on() => {}
+                    None => return false,
                 }
             }
-        }
-        true
+        })
     }
 
     /// Returns an empty table for workers with these command queues.

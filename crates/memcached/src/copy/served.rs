@@ -8,7 +8,6 @@ use cached_ring::Move;
 use cached_ring::copy::{Frame, HEAD_BYTES, REFUSED_BYTES_MAX, frame};
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 /// The time in which the map with a move must come that a target already knows.
@@ -139,7 +138,6 @@ fn read_copy(shared: &Shared, line: &mut Line) -> Result<u64, End> {
 /// Returns the move once the map in force has it.
 fn await_move(shared: &Shared, ring: &Ring, id: u64, node: &str) -> Result<Move, End> {
     let deadline = Instant::now() + MAP_WITHIN;
-    let mut next_map: Option<(u64, Receiver<()>)> = None;
     loop {
         let version = ring.map().version();
         let line = match ring.giving(id, node) {
@@ -150,11 +148,8 @@ fn await_move(shared: &Shared, ring: &Ring, id: u64, node: &str) -> Result<Move,
             return Err(End::Refused(line));
         }
         ring.events.outdated.notify_one();
-        if next_map.as_ref().is_none_or(|(before, _)| *before != version) {
-            next_map = Some((version, ring.when_in_force(version + 1)));
-        }
         // Slots may also become this node's own without another map.
-        let _ = next_map.as_ref().map(|(_, next_map)| next_map.recv_timeout(LOOK));
+        ring.await_map(version + 1, LOOK);
     }
 }
 

@@ -8,15 +8,16 @@ use super::served::is_pause;
 use super::{LOOK, Line, PING_EVERY, is_ending, silent_max, spawn};
 use crate::ring::{Direction, Filling, NoFilling, Ring, remove_items};
 use crate::shared::Shared;
+use blocker::executor::block_on_for;
 use cached_core::clock::Expiry;
 use cached_core::kv::{DeleteOptions, ImportOptions, Imported, ScanCursor, StoreError};
 use cached_ring::copy::{Frame, ItemFrame, Pace, Target, TargetAction, TargetEvent, bits, frame};
 use cached_ring::{Map, slot_of};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
 /// The largest value of any node. One that this node does not store is left out, as if it was evicted.
@@ -65,7 +66,7 @@ pub enum CopyError {
 /// dropped, the session ends, the items are removed, and the source aborts the move.
 #[derive(Debug)]
 pub struct Copied {
-    orders: mpsc::Sender<Order>,
+    orders: UnboundedSender<Order>,
     counts: Counts,
 }
 
@@ -130,11 +131,11 @@ pub(crate) async fn copy(
     dial: Dial,
     confirm: impl AsyncFnOnce() -> bool,
 ) -> Result<Copied, CopyError> {
-    let (orders, ordered) = mpsc::channel();
-    let (news, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (orders, mut ordered) = unbounded_channel();
+    let (news, mut told) = unbounded_channel();
     let is_started = spawn(&shared, move |shared| {
         let Some(ring) = &shared.ring else { return };
-        if let Err(error) = run(shared, ring, id, dial, &ordered, &news) {
+        if let Err(error) = run(shared, ring, id, dial, &mut ordered, &news) {
             // Fails if nobody waits any more.
             let _ = news.send(News::Failed(error));
         }
@@ -181,12 +182,11 @@ fn run(
     ring: &Ring,
     id: u64,
     dial: Dial,
-    orders: &Receiver<Order>,
+    orders: &mut UnboundedReceiver<Order>,
     news: &UnboundedSender<News>,
 ) -> Result<(), CopyError> {
     // The map that has begun the move, whose version is the id, is perhaps only about to be in force.
-    let in_force = ring.when_in_force(id);
-    while in_force.recv_timeout(LOOK).is_err() {
+    while !ring.await_map(id, LOOK) {
         if news.is_closed() || is_ending(shared) {
             return Err(CopyError::Ends);
         }
@@ -318,7 +318,7 @@ impl<'a> Session<'a> {
     /// Stores what comes, until all has come.
     fn receive(
         &mut self,
-        orders: &Receiver<Order>,
+        orders: &mut UnboundedReceiver<Order>,
         news: &UnboundedSender<News>,
     ) -> Result<Counts, CopyError> {
         loop {
@@ -464,17 +464,17 @@ impl<'a> Session<'a> {
     }
 
     /// Waits for the verdict on a copy that is complete, and acts on it.
-    fn settle(&mut self, orders: &Receiver<Order>) {
+    fn settle(&mut self, orders: &mut UnboundedReceiver<Order>) {
         loop {
-            match orders.recv_timeout(LOOK) {
-                Ok(Order::Settle(map, done)) => {
+            match block_on_for(orders.recv(), LOOK) {
+                Some(Some(Order::Settle(map, done))) => {
                     self.put_in_force(map);
                     return drop(done);
                 }
-                Ok(Order::Seal) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-                Err(RecvTimeoutError::Timeout) if is_ending(self.shared) || self.filling.is_over() => return,
-                Err(RecvTimeoutError::Timeout) => {
+                Some(Some(Order::Seal)) => {}
+                Some(None) => return,
+                None if is_ending(self.shared) || self.filling.is_over() => return,
+                None => {
                     if self.sent.elapsed() >= PING_EVERY {
                         // The connection is not needed any more.
                         let _ = self.send(&Frame::Ping);
@@ -487,11 +487,10 @@ impl<'a> Session<'a> {
     fn put_in_force(&mut self, map: Map) {
         let version = map.version();
         self.ring.settle(self.filling, version);
-        let in_force = self.ring.when_in_force(version);
         if let Err(error) = self.ring.set_map(map) {
             return tracing::warn!("the map that commits a move comes too late: {error}");
         }
-        while in_force.recv_timeout(LOOK).is_err() {
+        while !self.ring.await_map(version, LOOK) {
             if is_ending(self.shared) {
                 return;
             }

@@ -48,14 +48,15 @@ pub(crate) use words::Changed;
 
 use crate::locks::{Guard, LANES, Lock, RING, SESSIONS};
 use crate::settings::RingSettings;
+use blocker::executor::block_on_for;
 use cached_ring::{Map, Move, NODES_MAX, NodeIndex, Slot};
 use life::LaneLimits;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use transfers::Transfers;
 use words::{SlotState, Words};
 
@@ -84,6 +85,8 @@ pub(crate) struct Ring {
     pub(crate) lease: Arc<RingLease>,
     lanes: Box<[Lock<Lanes>]>,
     maps: Lock<Maps>,
+    /// The version of the map in force.
+    version_in_force: watch::Sender<u64>,
     /// The version of the map that other nodes are told is in force ([`announce`](Ring::announce)).
     version: AtomicU64,
     digest: AtomicU64,
@@ -121,8 +124,6 @@ struct Maps {
     /// The other nodes that are in a map, were in one, or have opened a lane to this node.
     peers: HashMap<String, Arc<Peer>>,
     transfers: Transfers,
-    /// The senders to callers that wait for a map of a version, or a later one.
-    waiting: Vec<(u64, mpsc::Sender<()>)>,
 }
 
 impl Maps {
@@ -155,6 +156,7 @@ impl Ring {
         });
         Ring {
             lanes: lanes.collect(),
+            version_in_force: watch::Sender::new(map.version()),
             version: map.version().into(),
             digest: map.digest().into(),
             begun_with: map.version(),
@@ -165,13 +167,7 @@ impl Ring {
             purges: AtomicU64::new(0),
             sessions: Lock::ranked(Some(Vec::new()), &SESSIONS),
             maps: Lock::ranked(
-                Maps {
-                    transfers: Transfers::new(&map, map.find(&own)),
-                    in_force: map,
-                    next: None,
-                    peers,
-                    waiting: Vec::new(),
-                },
+                Maps { transfers: Transfers::new(&map, map.find(&own)), in_force: map, next: None, peers },
                 &RING,
             ),
             collected_bytes: Arc::default(),
@@ -318,16 +314,11 @@ impl Ring {
         }
     }
 
-    /// Returns a channel on which a message comes once a map of this version, or a later one, is in
-    /// force.
-    pub(crate) fn when_in_force(&self, version: u64) -> mpsc::Receiver<()> {
-        let (sender, receiver) = mpsc::channel();
-        let mut maps = self.maps.lock();
-        match maps.in_force.version() >= version {
-            true => drop(sender.send(())),
-            false => maps.waiting.push((version, sender)),
-        }
-        receiver
+    /// Waits for at most `timeout` until a map of this version, or a later one, is in force. Returns
+    /// whether it is.
+    pub(crate) fn await_map(&self, version: u64, timeout: Duration) -> bool {
+        let mut in_force = self.version_in_force.subscribe();
+        block_on_for(in_force.wait_for(|now| *now >= version), timeout).is_some()
     }
 
     /// Returns the map that is to be put in force.
@@ -354,10 +345,7 @@ impl Ring {
         }
         self.lease.follow(map);
         maps.next.take_if(|next| next.version() <= map.version());
-        for (_, waiting) in maps.waiting.extract_if(.., |(version, _)| *version <= map.version()) {
-            // The receiver may have given up.
-            _ = waiting.send(());
-        }
+        self.version_in_force.send_replace(map.version());
         self.events.unfinished.send_if_modified(|ids| {
             let count = ids.len();
             ids.retain(|id| map.find_move(*id).is_some());

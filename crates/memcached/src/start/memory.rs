@@ -8,6 +8,7 @@ use crate::settings::Settings;
 use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES, TLS_BUFFERS_BYTES};
 use crate::telemetry::insight::hot_keys_bytes_max;
 use crate::worker::{BUNDLE_BYTES, ConnectionSlot, ring_bytes_max, udp_bytes_max};
+use blocker::executor::block_on_for;
 use cached_admin::{AdminServer, Health};
 use cached_core::arena::{ArenaFile, RestartProgress};
 use cached_core::insight;
@@ -15,10 +16,10 @@ use cached_core::kv::{Kv, KvConfig, KvConfigError, KvLimits, Restart};
 use cached_metrics::{Collect, Families, Registration, Registry};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, thread};
+use tokio::sync::oneshot;
 
 /// The interval between log lines while a file is being taken over.
 const LINE_EVERY: Duration = Duration::from_secs(1);
@@ -83,9 +84,9 @@ pub(crate) fn make_store(
 ) -> Result<Kv, KvConfigError> {
     let Some(file) = file else { return Kv::new(config) };
     let taking_over = TakingOver::new(file.progress());
-    let (done, waits) = mpsc::channel();
+    let (done, waits) = oneshot::channel();
     let kv = thread::scope(|scope| {
-        let report = move || report_progress(&taking_over, &waits, on_taking_over);
+        let report = move || report_progress(&taking_over, waits, on_taking_over);
         // If no thread can be created, there are no reports.
         let reporter = thread::Builder::new().name("cached-restart".into()).spawn_scoped(scope, report);
         let kv = Kv::new(KvConfig { file: Some(file), ..config });
@@ -104,9 +105,13 @@ pub(crate) fn make_store(
 
 /// Reports the progress immediately and once a second, until the other end of the channel is
 /// dropped.
-fn report_progress(taking_over: &TakingOver, done: &mpsc::Receiver<()>, on_taking_over: &OnTakingOver<'_>) {
+fn report_progress(
+    taking_over: &TakingOver,
+    mut done: oneshot::Receiver<()>,
+    on_taking_over: &OnTakingOver<'_>,
+) {
     on_taking_over(taking_over);
-    while let Err(RecvTimeoutError::Timeout) = done.recv_timeout(LINE_EVERY) {
+    while block_on_for(&mut done, LINE_EVERY).is_none() {
         let ((regions, regions_max), items) = (taking_over.regions(), taking_over.items());
         tracing::info!(regions, regions_max, items, "taking over the memory file");
         on_taking_over(taking_over);

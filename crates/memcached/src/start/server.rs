@@ -16,6 +16,7 @@ use crate::telemetry::watch::{Evictions, Watch};
 use crate::upgrade::give::{Prepared, Upgradable};
 use crate::upgrade::{Program, Taking};
 use crate::worker::{BackgroundThread, Worker, adopt_items};
+use blocker::executor::block_on_for;
 use blocker::trace::Tracer;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
@@ -33,7 +34,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
@@ -286,13 +287,14 @@ impl Server {
         let watched = |task: Pin<Box<dyn Future<Output = ()>>>| {
             let (shared, task) = (shared.clone(), tasks.spawn_local(task));
             // A task that panics does not end the others by itself.
-            tasks.spawn_local(async move {
+            let watch: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
                 if let Err(error) = task.await
                     && let Ok(payload) = error.try_into_panic()
                 {
                     shared.fail_by_panic("the acceptor's thread", &*payload);
                 }
             });
+            tasks.spawn_local(watch);
         };
         for listener in listeners.sockets {
             watched(Box::pin(acceptor::accept(listener, shared.clone(), next_worker.clone())));
@@ -328,7 +330,7 @@ impl Server {
         for queue in shared.connections.queues().iter() {
             queue.send(if failed { Command::Abort } else { Command::Drain });
         }
-        let stuck = wait_for_workers(&ended, &shared);
+        let stuck = wait_for_workers(ended, &shared);
         drop((background, arbiter, ring));
         // A thread may be reading a file from a hung disk, so the shutdown does not wait for the
         // thread.
@@ -440,15 +442,17 @@ pub(crate) fn open_store(
 }
 
 /// Starts the worker threads, which end or begin their work once `begin` is set. Returns a channel
-/// that receives the index of each worker that ends.
+/// for each worker, which closes when the worker has ended.
 fn start_workers(
     shared: &Arc<Shared>,
     begin: &Arc<OnceLock<bool>>,
-) -> Result<mpsc::Receiver<usize>, ServeError> {
-    let (sender, ended) = mpsc::channel();
+) -> Result<Vec<oneshot::Receiver<()>>, ServeError> {
+    let mut all_ended = Vec::new();
     for index in 0..shared.settings.threads {
         let worker = Worker::new(index, shared.clone())?;
-        let (shared, sender, begin) = (shared.clone(), sender.clone(), begin.clone());
+        let (end, ended) = oneshot::channel::<()>();
+        all_ended.push(ended);
+        let (shared, begin) = (shared.clone(), begin.clone());
         let body = move || {
             if !*begin.wait() {
                 return;
@@ -460,13 +464,12 @@ fn start_workers(
             // This reference is dropped first: the last owner of the store completes its memory
             // file, and the process may exit once the workers have ended.
             drop(shared);
-            // This fails if the server no longer waits.
-            let _ = sender.send(index);
+            drop(end);
         };
         let thread = thread::Builder::new().name(format!("cached-{index}"));
         thread.spawn(body)?;
     }
-    Ok(ended)
+    Ok(all_ended)
 }
 
 /// The main function of a worker's thread: runs the worker and records a panic.
@@ -483,16 +486,15 @@ fn run_worker(index: usize, worker: Worker, shared: &Shared) {
 }
 
 /// Waits for a bounded time until all workers have ended. Returns the workers that have not.
-fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
+fn wait_for_workers(ended: Vec<oneshot::Receiver<()>>, shared: &Shared) -> Vec<usize> {
     let end = Instant::now() + shared.live.drain_timeout.get() + END_MARGIN;
-    let mut running: Vec<usize> = (0..shared.settings.threads).collect();
-    while !running.is_empty() {
-        let Ok(index) = ended.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
-        running.retain(|running| *running != index);
-    }
-    for index in &running {
-        let state = shared.counters(*index).heartbeat.read();
-        tracing::error!("worker {index} does not end; its current activity is {}", state.activity());
+    let mut running = Vec::new();
+    for (index, ended) in ended.into_iter().enumerate() {
+        if block_on_for(ended, end.saturating_duration_since(Instant::now())).is_none() {
+            let state = shared.counters(index).heartbeat.read();
+            tracing::error!("worker {index} does not end; its current activity is {}", state.activity());
+            running.push(index);
+        }
     }
     running
 }
@@ -512,9 +514,8 @@ async fn tick(shared: Arc<Shared>) {
         shared.close_idle();
         shared.logging.report_repeats();
         if shared.connections.has_freed_much() {
-            // The call does not run on this thread, which accepts connections. The task returns
-            // nothing.
-            drop(tokio::task::spawn_blocking(cached_process::memory::trim));
+            // This thread accepts connections.
+            cached_process::memory::trim_on_thread();
         }
         for _ in 0..UPKEEP_STEPS {
             if !shared.kv.maintain() {

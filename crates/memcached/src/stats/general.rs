@@ -282,15 +282,17 @@ struct Class {
 }
 
 /// The sampled items by class, and by the size that they would have in memcached.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Sample {
-    classes: BTreeMap<u32, Class>,
+    /// The classes from 1 on; those without items were not found.
+    classes: Vec<Class>,
     sizes: BTreeMap<usize, u64>,
 }
 
 impl Sample {
     fn take(shared: &Shared, work: &mut Work) -> Sample {
-        let mut sample = Sample::default();
+        let classes = vec![Class::default(); shared.size_classes.largest() as usize];
+        let mut sample = Sample { classes, sizes: BTreeMap::new() };
         let mut seen = 0u64;
         let mut cursor = Some(ScanCursor::default());
         for _ in 0..HASH_BUCKETS_MAX {
@@ -300,7 +302,7 @@ impl Sample {
                 seen += 1;
                 let cas = shared.settings.cas;
                 let bytes = item_bytes(item.key().len(), item.value_bytes(), item.client_flags(), cas);
-                let class = sample.classes.entry(shared.size_classes.class_of(bytes)).or_default();
+                let class = &mut sample.classes[shared.size_classes.class_of(bytes) as usize - 1];
                 class.items += 1;
                 class.bytes += item.bytes();
                 class.idle_secs_max = class.idle_secs_max.max(item.now().saturating_sub(item.last_access()));
@@ -313,7 +315,7 @@ impl Sample {
                 u64::try_from(u128::from(count) * u128::from(items) / u128::from(seen.max(1)))
                     .unwrap_or(count)
             };
-            for class in sample.classes.values_mut() {
+            for class in sample.classes.iter_mut().filter(|class| class.items > 0) {
                 class.items = scale(class.items).max(1);
                 class.bytes = scale(class.bytes);
             }
@@ -322,9 +324,14 @@ impl Sample {
         sample
     }
 
+    /// Returns the classes that were found, by number.
+    fn found(&self) -> impl Iterator<Item = (u32, &Class)> {
+        (1..).zip(&self.classes).filter(|(_, class)| class.items > 0)
+    }
+
     /// Returns the class under which counts of the whole cache are reported.
     fn largest(&self) -> Option<u32> {
-        self.classes.iter().max_by_key(|(_, class)| class.items).map(|(number, _)| *number)
+        self.found().max_by_key(|(_, class)| class.items).map(|(number, _)| number)
     }
 }
 
@@ -335,8 +342,8 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
     let totals = shared.totals();
     let largest = sample.largest();
     let maintained = shared.settings.inert.lru_maintainer;
-    for (number, class) in &sample.classes {
-        let whole = |count: u64| if largest == Some(*number) { count } else { 0 };
+    for (number, class) in sample.found() {
+        let whole = |count: u64| if largest == Some(number) { count } else { 0 };
         let mut put = |name: &str, value: u64| sink.put(&format!("items:{number}:{name}"), value);
         put("number", class.items);
         if maintained {
@@ -381,9 +388,9 @@ pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
     let kv = shared.engine_stats();
     let totals = shared.totals();
     let largest = sample.largest();
-    for (number, class) in &sample.classes {
-        let whole = |count: u64| if largest == Some(*number) { count } else { 0 };
-        let chunk_bytes = shared.size_classes.chunk_bytes(*number);
+    for (number, class) in sample.found() {
+        let whole = |count: u64| if largest == Some(number) { count } else { 0 };
+        let chunk_bytes = shared.size_classes.chunk_bytes(number);
         let chunks_per_page = (PAGE_BYTES / chunk_bytes) as u64;
         let pages = class.bytes.div_ceil(PAGE_BYTES as u64).max(1);
         let chunks = (chunks_per_page * pages).max(class.items);
@@ -405,7 +412,7 @@ pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
         put("touch_hits", whole(totals.touch_hits));
     }
     let region_bytes = kv.arena_bytes as u64 / u64::from(kv.regions.max(1));
-    sink.put("active_slabs", sample.classes.len());
+    sink.put("active_slabs", sample.found().count());
     sink.put("total_malloced", u64::from(kv.regions - kv.regions_free) * region_bytes);
 }
 

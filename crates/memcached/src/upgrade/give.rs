@@ -4,14 +4,15 @@
 use super::message::{BATCH_BYTES, DESCRIPTORS_MAX, MemoryState, Message, Offer, VERSION, VERSION_ALONE};
 use super::{Channel, ChannelError};
 use super::{Program, VARIABLE};
-use crate::connections::{Command, Pause, Paused, Verdict};
+use crate::connections::{Command, Pause, Paused};
 use crate::listen::{HandedSocket, Listener, Listeners, SocketKind};
 use crate::objects::ObjectHandOver;
 use crate::shared::Shared;
+use blocker::executor::block_on_for;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Stdio};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 use tokio::sync::oneshot;
@@ -172,7 +173,7 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
                 memory.resume();
             }
             shared.clock.tick();
-            workers.give_verdict(Verdict::Resume);
+            drop(workers);
             return Err(NotGiven::Resumed(line));
         }
     };
@@ -185,7 +186,7 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
     if let Err(error) = serves {
         // The workers must not continue: the new process may be using the memory, and this process
         // no longer knows its state.
-        workers.give_verdict(Verdict::End);
+        workers.end();
         return Err(NotGiven::Lost(successor.reason(&error)));
     }
     successor.is_serving = true;
@@ -197,7 +198,7 @@ pub(crate) fn give(shared: &Shared, successor: &mut Successor, limit: Duration) 
         pause_ms,
         "the new process serves; this one ends"
     );
-    workers.give_verdict(Verdict::End);
+    workers.end();
     Ok(())
 }
 
@@ -244,34 +245,28 @@ fn pass(
     }
 }
 
-/// The stopped workers, which resume if this is dropped without a verdict.
+/// The stopped workers, which resume when this is dropped, unless they were told to end.
 struct StoppedWorkers {
     stopped: Vec<Paused>,
-    verdicts: Vec<mpsc::Sender<Verdict>>,
+    ends: Vec<oneshot::Sender<()>>,
 }
 
 impl StoppedWorkers {
     /// Stops all workers.
     fn stop(shared: &Shared) -> Result<StoppedWorkers, String> {
-        let (report, reports) = mpsc::channel();
-        let mut verdicts = Vec::new();
+        let (mut reports, mut ends) = (Vec::new(), Vec::new());
         for queue in shared.connections.queues().iter() {
-            let (sender, verdict) = mpsc::channel();
-            verdicts.push(sender);
-            let report = report.clone();
-            queue.send(Command::Pause(Pause { finish_within: FINISH_WITHIN, report, verdict }));
+            let ((report, paused), (sender, end)) = (oneshot::channel(), oneshot::channel());
+            reports.push(paused);
+            ends.push(sender);
+            queue.send(Command::Pause(Pause { finish_within: FINISH_WITHIN, report, end }));
         }
-        drop(report);
         let deadline = Instant::now() + FINISH_WITHIN + STOP_MARGIN;
         let mut stopped = Vec::new();
-        while stopped.len() < verdicts.len() {
-            match reports.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(paused) => stopped.push(paused),
-                Err(_) => {
-                    let missing = (0..verdicts.len())
-                        .find(|worker| stopped.iter().all(|paused: &Paused| paused.worker != *worker));
-                    return Err(format!("worker {} does not stop", missing.unwrap_or_default()));
-                }
+        for (worker, report) in reports.into_iter().enumerate() {
+            match block_on_for(report, deadline.saturating_duration_since(Instant::now())) {
+                Some(Ok(paused)) => stopped.push(paused),
+                Some(Err(_)) | None => return Err(format!("worker {worker} does not stop")),
             }
         }
         let others: usize = stopped.iter().map(|worker| worker.others).sum();
@@ -281,13 +276,14 @@ impl StoppedWorkers {
                 "connections with TLS, and watchers, are closed after the hand-over"
             );
         }
-        Ok(StoppedWorkers { stopped, verdicts })
+        Ok(StoppedWorkers { stopped, ends })
     }
 
-    fn give_verdict(self, verdict: Verdict) {
-        for worker in &self.verdicts {
+    /// Lets the workers end, because another process has their connections.
+    fn end(self) {
+        for worker in self.ends {
             // This fails for a worker that has panicked.
-            let _ = worker.send(verdict);
+            let _ = worker.send(());
         }
     }
 }

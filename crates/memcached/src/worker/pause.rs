@@ -9,9 +9,10 @@
 use super::Worker;
 use super::drain::LEAVE_WITHIN;
 use crate::conn::{DriveResult, Finishing, WorkerContext};
-use crate::connections::{After, Pause, Paused, PausedConnection, Verdict};
+use crate::connections::{After, Pause, Paused, PausedConnection};
 use crate::stream::Socket;
 use crate::telemetry::heartbeat::Activity;
+use blocker::executor::block_on;
 use std::os::fd::{AsFd, AsRawFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,17 +24,16 @@ impl Worker {
     /// Pauses, then continues as the verdict says.
     #[cold]
     pub(super) fn pause(&mut self, pause: Pause) {
-        let Pause { finish_within, report, verdict } = pause;
-        let end = Instant::now() + finish_within;
-        self.finish_requests(end);
-        self.leave_inbound(end.min(Instant::now() + LEAVE_WITHIN));
+        let Pause { finish_within, report, end } = pause;
+        let finish_until = Instant::now() + finish_within;
+        self.finish_requests(finish_until);
+        self.leave_inbound(finish_until.min(Instant::now() + LEAVE_WITHIN));
         // Nothing of the store may be held when the other process takes it.
         self.break_off_inbound();
         // Fails if the pause was abandoned, in which case there is no verdict either.
         let _ = report.send(self.paused());
-        drop(report);
         self.counters.heartbeat.set_idle();
-        if let Ok(Verdict::End) = verdict.recv() {
+        if block_on(end).is_ok() {
             (self.draining, self.aborted) = (true, true);
             // The other process has the connections: this one must not read another request of those
             // that the answers of other nodes, or an earlier turn, have listed.
@@ -138,7 +138,7 @@ impl Worker {
     /// Returns the state with which another process can continue the connections.
     fn paused(&self) -> Paused {
         let must_authenticate = self.shared.settings.auth.is_required();
-        let mut paused = Paused { worker: self.index, connections: Vec::new(), others: 0 };
+        let mut paused = Paused { connections: Vec::new(), others: 0 };
         for slot in self.slots.iter().flatten() {
             match slot.connection.hand_over(must_authenticate) {
                 Some(connection) if slot.tls.is_none() => {

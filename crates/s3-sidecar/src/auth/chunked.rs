@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::{Buf, Bytes};
-use crc_fast::CrcAlgorithm;
+use crc_fast::{CrcParams, checksum_with_params};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -290,7 +290,7 @@ pub(crate) struct Checksum {
 
 enum ChecksumDigest {
     /// CRC-32, CRC-32C or CRC-64/NVME.
-    Crc(Box<crc_fast::Digest>),
+    Crc(Box<Crc>),
     Sha1(Sha1),
     Sha256(Sha256),
 }
@@ -298,11 +298,11 @@ enum ChecksumDigest {
 impl Checksum {
     /// Returns the checksum for this header name, in lower case; `None` if it is unknown.
     pub(crate) fn named(name: &str) -> Option<Checksum> {
-        let crc = |algorithm| ChecksumDigest::Crc(Box::new(crc_fast::Digest::new(algorithm)));
+        let crc = |width, polynomial| ChecksumDigest::Crc(Box::new(Crc::new(width, polynomial)));
         let (name, len, digest) = match name {
-            "x-amz-checksum-crc32" => ("x-amz-checksum-crc32", 4, crc(CrcAlgorithm::Crc32IsoHdlc)),
-            "x-amz-checksum-crc32c" => ("x-amz-checksum-crc32c", 4, crc(CrcAlgorithm::Crc32Iscsi)),
-            "x-amz-checksum-crc64nvme" => ("x-amz-checksum-crc64nvme", 8, crc(CrcAlgorithm::Crc64Nvme)),
+            "x-amz-checksum-crc32" => ("x-amz-checksum-crc32", 4, crc(32, 0x04c1_1db7)),
+            "x-amz-checksum-crc32c" => ("x-amz-checksum-crc32c", 4, crc(32, 0x1edc_6f41)),
+            "x-amz-checksum-crc64nvme" => ("x-amz-checksum-crc64nvme", 8, crc(64, 0xad93_d235_94c9_3659)),
             "x-amz-checksum-sha1" => ("x-amz-checksum-sha1", 20, ChecksumDigest::Sha1(Sha1::new())),
             "x-amz-checksum-sha256" => ("x-amz-checksum-sha256", 32, ChecksumDigest::Sha256(Sha256::new())),
             _ => return None,
@@ -323,7 +323,7 @@ impl Checksum {
     /// Adds bytes.
     fn update(&mut self, bytes: &[u8]) {
         match &mut self.digest {
-            ChecksumDigest::Crc(digest) => digest.update(bytes),
+            ChecksumDigest::Crc(crc) => crc.update(bytes),
             ChecksumDigest::Sha1(hash) => hash.update(bytes),
             ChecksumDigest::Sha256(hash) => hash.update(bytes),
         }
@@ -332,13 +332,34 @@ impl Checksum {
     /// Returns the header's value.
     fn text(&self) -> String {
         match &self.digest {
-            ChecksumDigest::Crc(digest) => {
-                BASE64_STANDARD.encode(&digest.finalize().to_be_bytes()[8 - self.len..])
-            }
+            ChecksumDigest::Crc(crc) => BASE64_STANDARD.encode(&crc.value().to_be_bytes()[8 - self.len..]),
             ChecksumDigest::Sha1(hash) => BASE64_STANDARD.encode(hash.clone().finalize()),
             ChecksumDigest::Sha256(hash) => BASE64_STANDARD.encode(hash.clone().finalize()),
         }
     }
+}
+
+/// A reflected CRC in progress, which begins with ones and is inverted at the end. The state is the initial
+/// value of the next bytes: `crc_fast::Digest` would compile all of its algorithms in this crate.
+struct Crc(CrcParams);
+
+impl Crc {
+    fn new(width: u8, polynomial: u64) -> Crc {
+        Crc(CrcParams::new("of a body", width, polynomial, ones(width), true, 0, 0))
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        self.0.init_algorithm = checksum_with_params(self.0, bytes);
+    }
+
+    fn value(&self) -> u64 {
+        self.0.init_algorithm ^ ones(self.0.width)
+    }
+}
+
+/// Returns a number of `width` ones.
+fn ones(width: u8) -> u64 {
+    u64::MAX >> (64 - width)
 }
 
 impl std::fmt::Debug for Checksum {

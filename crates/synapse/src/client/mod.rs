@@ -17,9 +17,11 @@ mod unflushed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
+use blocker::executor::block_on;
 use blocker::metrics::{Counter, counters};
 use blocker::{Capabilities, Error, EventHub, Result};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::oneshot;
 
 use crate::auth::random;
 use crate::codec::{SessionId, StoreId};
@@ -223,7 +225,7 @@ impl SynapseBlocker {
     /// # Errors
     /// Returns the errors of [`Self::connect`], and `Retryable` if the thread cannot be started.
     pub fn connect_on_thread(config: ClientConfig) -> Result<Self> {
-        let (connected, wait) = std::sync::mpsc::sync_channel(1);
+        let (connected, wait) = oneshot::channel();
         let failed = |error: std::io::Error| {
             Error::Retryable(format!("cannot start a thread for synapse: {error}").into())
         };
@@ -240,7 +242,7 @@ impl SynapseBlocker {
             });
         };
         std::thread::Builder::new().name("synapse".into()).spawn(serve).map_err(failed)?;
-        wait.recv().unwrap_or_else(|_| Err(Error::Retryable("the thread for synapse has panicked".into())))
+        block_on(wait).unwrap_or_else(|_| Err(Error::Retryable("the thread for synapse has panicked".into())))
     }
 }
 

@@ -496,14 +496,13 @@ fn handle_request(
         Step::Pending(future) => {
             counts.waits += 1;
             let reporter = open.owned.reporter(id, open.executing.clone());
-            let task = match span {
-                None => tokio::spawn(async move { reporter.report(future.await) }),
-                Some(span) => tokio::spawn(async move {
-                    let outcome = future.await;
+            let task = tokio::spawn(async move {
+                let outcome = future.await;
+                if let Some(span) = span {
                     super::execute::end(span, &outcome);
-                    reporter.report(outcome);
-                }),
-            };
+                }
+                reporter.report(outcome);
+            });
             open.owned.slots.set_abort(id, task.abort_handle());
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::volume::Volume;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::JoinSet;
@@ -75,15 +75,11 @@ impl Table {
         // table, and is waited for.
         self.is_closed.store(true, Ordering::SeqCst);
         let names: Vec<_> = self.places.lock().keys().cloned().collect();
-        let mut closing = JoinSet::new();
-        for name in names {
-            let table = Arc::clone(self);
-            closing.spawn(async move {
-                let closed = table.lock(&name).await.close().await;
-                closed.err().map(|error| (name, error))
-            });
-        }
-        let mut failed: Vec<_> = closing.join_all().await.into_iter().flatten().collect();
+        let closing = names.into_iter().map(|name| async move {
+            let closed = self.lock(&name).await.close().await;
+            closed.err().map(|error| (name, error))
+        });
+        let mut failed: Vec<_> = join_all(closing).await.into_iter().flatten().collect();
         failed.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         if failed.is_empty() {
             // Ends the tasks, which have nothing left to do, so that the caller can open the store

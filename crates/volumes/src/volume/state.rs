@@ -318,8 +318,8 @@ impl Inner {
             }
             left -= kinds.len();
             let mut batch = Batch { inner: self, kinds };
-            let removals: Vec<_> = batch.kinds.iter().map(|kind| self.space.remove(*kind)).collect();
-            let mut answers = futures_util::future::join_all(removals).await.into_iter();
+            let objects = batch.kinds.iter().map(|kind| self.space.object(*kind)).collect();
+            let mut answers = self.space.remove_each(objects).await.into_iter();
             batch.kinds.retain(|_| match answers.next() {
                 None | Some(Ok(())) => false,
                 // Another attempt would fail as well; a check will report the object.

@@ -72,7 +72,7 @@ impl Log {
             }
             is_used
         });
-        scanned.sort_by_key(|id| (self.arena.region(*id).sequence(), *id));
+        scanned.sort_unstable_by_key(|id| (self.arena.region(*id).sequence(), *id));
         self.arena.restore_free(Owner::Kv, &scanned);
         for id in scanned {
             let record = self.arena.region(id);

@@ -315,6 +315,7 @@ impl Log {
     ///
     /// # Panics
     /// Panics if they do not agree with the entries.
+    #[inline]
     pub(in crate::kv) fn validate(&self, live: &[u64], mut expiring: HashMap<(u32, usize), u32>) {
         let regions = self.arena.region_count();
         self.arena.validate();
@@ -361,6 +362,7 @@ impl Log {
     }
 }
 
+#[inline]
 fn check_live(counted: u32, found: u64, id: RegionId) {
     assert_eq!(u64::from(counted), found, "live bytes counted and found in region {}", id.0);
 }

@@ -227,6 +227,7 @@ impl DirtyRoom {
     }
 
     /// Checks that the sums agree.
+    #[inline]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let own = lock(&self.own);
         let mut of_pools: HashMap<u16, u64> =

@@ -176,6 +176,7 @@ impl Namespaces {
     }
 
     /// Checks the modes against the current configuration.
+    #[inline]
     pub(crate) fn validate(&self, config: &ObjectCacheConfig) -> Result<(), String> {
         let _changing = lock(&self.changing);
         for record in self.records() {

@@ -1,7 +1,7 @@
 //! The settings of the namespaces by source, and the effective values that can change while a cache
 //! runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ impl fmt::Display for SettingSource {
 pub struct SettingsInForce {
     /// The write mode while the cache is attached.
     pub write: (WriteMode, SettingSource),
-    /// All other settings; `None` where the namespace has no value of its own.
-    pub values: BTreeMap<NamespaceKey, (Option<u64>, SettingSource)>,
+    /// All other settings, each once; `None` where the namespace has no value of its own.
+    pub values: Vec<(NamespaceKey, (Option<u64>, SettingSource))>,
 }
 
 /// The settings of the namespaces by source, and the configuration that results from them.

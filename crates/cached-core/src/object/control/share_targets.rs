@@ -150,6 +150,7 @@ impl Targets {
     }
 
     /// Checks that the targets are within their bounds and add up to the total.
+    #[inline]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let sum: u64 = self.entries.iter().flatten().map(|entry| entry.target).sum();
         let all = self.entries.iter().flatten();

@@ -303,6 +303,7 @@ impl MemoryShares {
     }
 
     /// Checks that the targets add up to `buckets`, and are within their bounds.
+    #[inline]
     pub(crate) fn validate(&self, buckets: u32) -> Result<(), String> {
         let balance = lock(&self.balance);
         let total = balance.total;

@@ -1,4 +1,5 @@
 //! Reads a cache's records without a cache, for tools that show or save the contents of a journal.
+//! The larger functions are inlined or generic, so that only such tools compile them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -36,6 +37,7 @@ impl RecordReader {
     ///
     /// # Errors
     /// [`MalformedRecord`]: the caller can continue with the next record.
+    #[inline]
     pub fn read(
         &mut self,
         head: &Head<'_>,
@@ -57,6 +59,7 @@ impl RecordReader {
     }
 
     /// Adds a part of a state. Returns the whole state with its last part.
+    #[inline]
     fn join(&mut self, object: &ObjectId, part: u64, parts: u64, bytes: Vec<u8>) -> Option<Vec<u8>> {
         let mut entry = match self.parts.entry(object.clone()) {
             // A first part begins a new state, whatever was there.

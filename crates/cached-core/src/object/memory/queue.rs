@@ -340,6 +340,7 @@ impl Queues {
     }
 
     /// Returns every bucket in a queue, once each, for [`crate::object::ObjectCache::validate`].
+    #[inline]
     pub(crate) fn all(&self, pool: &Pool) -> Result<Vec<u32>, String> {
         let mut all = Vec::new();
         for shard in &self.shards {

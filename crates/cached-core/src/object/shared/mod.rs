@@ -295,6 +295,7 @@ impl ContentOwner for Shared {
 }
 
 /// Checks every invariant; see [`ObjectCache::validate`](crate::object::ObjectCache::validate).
+#[inline]
 pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     shared.objects.index.validate()?;
     let mut states = [0; STATES];
@@ -390,6 +391,7 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
 
 /// Returns an error if there is a `bucket`: the first one for which `what` holds, which is a
 /// contradiction.
+#[inline]
 fn none(bucket: Option<&u32>, what: &str) -> Result<(), String> {
     bucket.map_or(Ok(()), |bucket| Err(format!("bucket {bucket} {what}")))
 }

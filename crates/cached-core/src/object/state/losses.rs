@@ -234,7 +234,7 @@ impl Losses {
     pub(crate) fn all(&self) -> LostWrites {
         let state = lock(&self.state);
         let mut objects: Vec<_> = state.objects.values().map(|listed| listed.lost.clone()).collect();
-        objects.sort_by(|one, other| one.object.cmp(&other.object));
+        objects.sort_unstable_by(|one, other| one.object.cmp(&other.object));
         LostWrites {
             objects,
             unlisted_objects: state.unlisted.values().map(|unlisted| unlisted.objects).sum(),

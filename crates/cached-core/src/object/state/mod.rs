@@ -183,6 +183,7 @@ impl Object {
 
     /// Checks every invariant that depends only on the object; returns the number of slots in each
     /// state.
+    #[inline]
     pub(crate) fn validate(&self, env: &Env<'_>) -> Result<[u64; STATES], String> {
         let mut counts = [0; STATES];
         let end = self.head.size.div_ceil(BUCKET_U64);

@@ -192,6 +192,7 @@ impl Gate {
     }
 
     /// Checks that counts and queues agree.
+    #[inline]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let inner = lock(&self.inner);
         inner.scheduler.validate()?;

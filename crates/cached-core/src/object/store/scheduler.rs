@@ -335,6 +335,7 @@ impl Scheduler {
     }
 
     /// Checks that queues, counts and sets agree.
+    #[inline]
     pub(super) fn validate(&self) -> Result<(), String> {
         for (id, ask) in &self.waiting {
             let is_queued =

@@ -7,11 +7,11 @@ mod progress;
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
 
+use blocker::executor::block_on;
 use blocker::{Epoch, Namespace};
 use cached_journal::{Replay, Source};
-use futures_channel::oneshot;
+use futures_channel::{mpsc, oneshot};
 
 pub(crate) use found::{Collector, Found, FoundNamespace, Parts, Stage};
 pub(crate) use progress::State;
@@ -210,7 +210,7 @@ pub(crate) enum Reading {
     #[default]
     Here,
     /// Jobs run on a thread, which ends when this is dropped.
-    Apart(Sender<Job>),
+    Apart(mpsc::UnboundedSender<Job>),
 }
 
 impl Reading {
@@ -219,9 +219,13 @@ impl Reading {
     /// # Errors
     /// Errors of the operating system.
     pub(crate) fn start() -> std::io::Result<Self> {
-        let (sender, jobs) = channel::<Job>();
-        let thread = std::thread::Builder::new().name("journal-read".into());
-        thread.spawn(move || jobs.into_iter().for_each(|job| job()))?;
+        let (sender, mut jobs) = mpsc::unbounded::<Job>();
+        let work = async move {
+            while let Ok(job) = jobs.recv().await {
+                job();
+            }
+        };
+        std::thread::Builder::new().name("journal-read".into()).spawn(move || block_on(work))?;
         Ok(Self::Apart(sender))
     }
 
@@ -238,7 +242,7 @@ impl Reading {
         match self {
             Self::Here => job(),
             // A job that the thread does not receive is dropped together with its sender.
-            Self::Apart(jobs) => drop(jobs.send(Box::new(job))),
+            Self::Apart(jobs) => drop(jobs.unbounded_send(Box::new(job))),
         }
         async move { receiver.await.ok() }
     }
@@ -246,8 +250,6 @@ impl Reading {
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
-    use blocker::executor::block_on;
-
     use super::*;
 
     #[test]

@@ -242,6 +242,7 @@ impl Pool {
 
     /// Returns the buckets of receive buffers and of payloads that no write has taken over yet, for
     /// [`crate::object::ObjectCache::validate`].
+    #[inline]
     pub(crate) fn receiving_list(&self) -> Vec<u32> {
         let all = self.core.metas.iter().enumerate();
         // Numbers are below 2^29.
@@ -323,6 +324,7 @@ impl Pool {
 
     /// Returns every bucket that is on a free stack or was never used, for
     /// [`crate::object::ObjectCache::validate`].
+    #[inline]
     pub(crate) fn free_list(&self) -> Vec<u32> {
         let (used, end) = {
             let fresh = lock(&self.core.fresh);

@@ -155,6 +155,7 @@ impl Pool {
 
     /// Returns the absent buckets that have been used; checks that the present ones make up the
     /// rest.
+    #[inline]
     pub(crate) fn absent_list(&self) -> Result<Vec<u32>, String> {
         let fresh = lock(&self.core.fresh);
         let mut absent = Vec::new();

@@ -444,6 +444,7 @@ impl Index {
 
     /// Checks that every chain contains its objects, and nothing else; for
     /// [`crate::object::ObjectCache::validate`].
+    #[inline]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let (mut found, count) = (0, self.count());
         for shard in &self.shards {
