@@ -373,6 +373,29 @@ fn an_invalid_epoch_fences_nobody_although_its_claim_failed_otherwise_before() {
 }
 
 #[test]
+fn an_epoch_in_force_stays_although_its_claim_has_run_out_of_space() {
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
+    store.silence();
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
+    let object = id("claimed");
+    let write = |sequence| {
+        let write = WriteRequest::new(object.clone(), 0, pattern(1, 0, 100));
+        cache.write(write.stamp(Stamp::new(6, sequence)))
+    };
+    sim.run(write(1)).unwrap();
+    let mut is_first = true;
+    store.rule(move |call| match call.op == Op::Claim && std::mem::take(&mut is_first) {
+        true => Verdict::DoAndFail(Error::OutOfSpace("full".into())),
+        false => Verdict::Pass,
+    });
+    let claim = ClaimRequest::new(Scope::Object(object.clone()), Epoch(7), WriterId(1));
+    assert!(matches!(sim.run(cache.claim(claim)), Err(Error::OutOfSpace(_))));
+    let earlier = sim.run(write(2));
+    assert!(matches!(earlier, Err(Error::Fenced { epoch: Epoch(7) })), "{earlier:?}");
+}
+
+#[test]
 fn a_store_of_small_requests_gets_small_requests() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     store.limit(|capabilities| capabilities.request_bytes_max = 16 * KIB);

@@ -246,30 +246,27 @@ impl KnownClaims {
         lock(&self.claims).forget_parts(namespace, epoch);
     }
 
-    /// Raises the epoch of a scope before the store is asked to. Returns the scope's previous
-    /// epoch, for [`Self::take_back`]; `None` if only the store can decide.
+    /// Raises the epoch of a scope before the store is asked to. Returns the scope's own epoch before,
+    /// which is `epoch` after another claim of it.
     ///
     /// # Errors
     /// `Fenced` if a newer epoch is known to be in force.
-    pub(crate) fn raise(&self, scope: &Scope, epoch: Epoch) -> Result<Option<Epoch>> {
+    pub(crate) fn raise(&self, scope: &Scope, epoch: Epoch) -> Result<Epoch> {
         let mut claims = lock(&self.claims);
         let in_force = claims.scope_epoch(scope);
         if epoch < in_force {
             return Err(Error::Fenced { epoch: in_force });
         }
-        // The store knows the writer of a claim that is already in force; if there are more scopes
-        // than can be remembered, the store decides.
         let before = claims.own_epoch(scope);
-        if epoch == in_force || !matches!(claims.record(scope, epoch, None), Ok(true)) {
-            return Ok(None);
+        // If there are more scopes than can be remembered, the store decides.
+        if matches!(claims.record(scope, epoch, None), Ok(true)) {
+            self.count.fetch_add(1, Ordering::Release);
         }
-        drop(claims);
-        self.count.fetch_add(1, Ordering::Release);
-        Ok(Some(before))
+        Ok(before)
     }
 
-    /// Takes back a raised epoch that the store has refused permanently.
-    pub(crate) fn take_back(&self, scope: &Scope, epoch: Epoch, before: Epoch) {
-        lock(&self.claims).undo_record(scope, epoch, before);
+    /// Lowers a raised epoch that the store has refused for good.
+    pub(crate) fn lower(&self, scope: &Scope, epoch: Epoch, to: Epoch) {
+        lock(&self.claims).undo_record(scope, epoch, to);
     }
 }

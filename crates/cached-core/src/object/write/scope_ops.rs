@@ -171,28 +171,24 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
         store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted; changes that arrived during the flush are also
         // stored.
-        let raised = match shared.fences_callers() {
-            true => shared.store.claims.raise(&request.scope, request.epoch)?,
-            false => None,
-        };
-        if raised.is_some() {
+        let claims = &shared.store.claims;
+        let before = claims.raise(&request.scope, request.epoch)?;
+        if before < request.epoch {
             store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         }
         let claimed = shared.store.below.claim(request.clone()).await;
-        match (&claimed, raised) {
-            // Another claim of the same epoch may have been withdrawn in the meantime.
-            (Ok(_), _) => shared.store.claims.note(&request.scope, request.epoch),
-            (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
-                shared.store.claims.take_back(&request.scope, request.epoch, before);
+        match &claimed {
+            // Another claim of this epoch may have lowered it in the meantime.
+            Ok(_) => claims.note(&request.scope, request.epoch),
+            // The store is asked, because an earlier claim may have raised this epoch in the cache, and been
+            // granted or not, and because a claim may run out of space once its epoch is in force.
+            Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)) => {
+                let in_force = ask_epoch(&shared.store, request.scope.clone()).await.unwrap_or(before);
+                claims.lower(&request.scope, request.epoch, in_force);
             }
-            // An earlier attempt, which has failed otherwise, may have raised the epoch. The store would not
-            // call it invalid if it was in force.
-            (Err(Error::Invalid(_)), None) if shared.fences_callers() => {
-                if let Ok(before) = ask_epoch(&shared.store, request.scope.clone()).await {
-                    shared.store.claims.take_back(&request.scope, request.epoch, before);
-                }
-            }
-            _ => {}
+            // The epoch stays. It is in force, or this claim or another one of it may still be granted:
+            // then the store would refuse what the cache had acknowledged to older writers.
+            Err(_) => {}
         }
         claimed
     };
