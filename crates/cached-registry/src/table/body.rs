@@ -162,7 +162,8 @@ impl<C: Cell> TableBody<C> {
                 return Ok((outcome, sent));
             }
             drop(turn);
-            // An assumption may have been wrong for long, so perhaps nobody competes.
+            // An assumed table may have been out of date for long: that it cannot be replaced does not mean
+            // that another host is changing it now.
             if !is_assumed {
                 let most = 1_u64 << attempt.min(8);
                 self.clock.sleep(Duration::from_millis(1 + random() % most)).await;

@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(pace.pause_after(ms(3), CHANGES_MANY - 1), None);
         assert_eq!(pace.pause_after(ms(3), 0), Some(ms(6)));
         assert_eq!(pace.pause_after(ms(3), 0), None);
-        // What was owed is forgotten.
+        // Many waiting changes cancel the pause that would have been due.
         assert_eq!(pace.pause_after(ms(30), CHANGES_MANY), None);
         assert_eq!(pace.pause_after(ms(3), 0), None);
         assert_eq!(pace.pause_after(ms(3000), 0), Some(ms(20)), "a session that pauses looks around");

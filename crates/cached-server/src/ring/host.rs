@@ -11,7 +11,8 @@ const IDS: [&str; 2] = ["/proc/sys/kernel/random/boot_id", "/etc/machine-id"];
 /// networks of their own.
 const NETWORK: &str = "/proc/self/ns/net";
 
-/// What is hashed with a number of the host. Another text would make all hosts other ones.
+/// The text before the number of the host in what is hashed. It never changes, because the names of all hosts
+/// would change with it.
 const KEY: &str = "host of a node in a ring: ";
 
 /// Returns a text that names the host of this process, and no other one that runs; empty if it is not known.
@@ -36,7 +37,7 @@ mod tests {
 
     #[test]
     fn a_host_is_named_by_the_hash_of_a_number_that_stays_the_same() {
-        // After an upgrade to a build with another hash, a node would seem to be on another host.
+        // If a new build hashed in another way, an upgraded node would seem to be on another host.
         assert_eq!(hashed("0123456789abcdef0123456789abcdef\n"), "3a83e674d4ff738e9d795ce5de5a15a6");
         let is_of = |file: &str| fs::read_to_string(file).is_ok_and(|id| host().starts_with(&hashed(&id)));
         assert!(IDS.into_iter().any(is_of), "{}", host());

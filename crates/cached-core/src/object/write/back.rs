@@ -117,7 +117,7 @@ pub(crate) async fn acknowledge(
         }
         log_waits::not_draining(&shared.journal, Some(&object.namespace)).await
     };
-    // Boxed, because hardly any change waits for the store: the others' future would have room for it.
+    // Boxed, because hardly any change waits for the store, but the future of every change would be larger.
     until(&*shared.clock, deadline, late, Box::pin(stored)).await?;
     if must_store {
         shared.objects.losses.check(&Scope::Object(object))?;
