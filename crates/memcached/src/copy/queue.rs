@@ -6,7 +6,7 @@ use cached_ring::{SlotSet, slot_of};
 use std::collections::HashSet;
 
 /// The most bytes of keys that wait. As many may be taken out at the same time.
-pub(super) const BYTES_MAX: usize = if cfg!(test) { 1 << 20 } else { 16 << 20 };
+pub(super) const BYTES_MAX: usize = 16 << 20;
 /// The memory that a key takes besides its bytes.
 pub(super) const KEY_OVERHEAD_BYTES: usize = 64;
 

@@ -409,7 +409,7 @@ fn a_session_ends_when_this_node_ends_it() {
 fn a_session_ends_when_more_keys_change_than_may_wait() {
     let shared = node_with(64 << 20);
     let key = |number: usize| format!("{number:0250}").into_bytes();
-    let count = 2 * BYTES_MAX / (250 + KEY_OVERHEAD_BYTES) + 1000;
+    let count = 2 * BYTES_MAX / (250 + KEY_OVERHEAD_BYTES) + 4000;
     let (near, far) = sockets();
     let seal = || {
         // The last changes, as of requests that began before the seal.

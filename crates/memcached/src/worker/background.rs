@@ -4,7 +4,7 @@
 //! A panic of the sweeper or the arbiter ends the server, which cannot continue without them. A
 //! panic of any other background thread does not affect clients.
 
-use super::maps::{MapThread, Step};
+use super::maps::{MapThread, PURGE_AFTER, Step};
 use super::timing::record_slow;
 use crate::ring::{RETRY, TICK};
 use crate::shared::Shared;
@@ -144,7 +144,7 @@ fn fail_on_panic(shared: &Shared, thread: &str, body: impl FnOnce()) {
 
 fn follow_maps(shared: &Shared, end: &End) {
     let Some(ring) = &shared.ring else { return };
-    let mut maps = MapThread::new(shared, ring);
+    let mut maps = MapThread::new(shared, ring, PURGE_AFTER);
     while !end.is_requested() {
         match maps.step(&|| end.is_requested()) {
             Step::Done => {}

@@ -34,7 +34,7 @@ const ASK: Duration = Duration::from_millis(50);
 
 /// Items of other nodes' slots that hinder nobody are removed once no map has come for this time: so one
 /// pass removes those of several moves.
-const PURGE_AFTER: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_secs(1) };
+pub(super) const PURGE_AFTER: Duration = Duration::from_secs(1);
 
 /// The same while slots move to another node: a move that takes longer may have come to a standstill.
 const PURGE_AFTER_MOVE: Duration = Duration::from_secs(60);
@@ -109,6 +109,8 @@ pub(super) struct MapThread<'a> {
     retried: Instant,
     /// When a map was last put in force.
     applied: Instant,
+    /// The time after a map for which the removal of items that hinder nobody waits.
+    purge_after: Duration,
     /// The removal of items that a map has interrupted.
     purge: Option<Purge>,
 }
@@ -134,9 +136,9 @@ pub(super) enum Step {
 }
 
 impl<'a> MapThread<'a> {
-    pub(super) fn new(shared: &'a Shared, ring: &'a Ring) -> MapThread<'a> {
+    pub(super) fn new(shared: &'a Shared, ring: &'a Ring, purge_after: Duration) -> MapThread<'a> {
         let now = Instant::now();
-        MapThread { shared, ring, ticked: now, retried: now, applied: now, purge: None }
+        MapThread { shared, ring, ticked: now, retried: now, applied: now, purge_after, purge: None }
     }
 
     /// Does what is due: ticks, then the next map, then the removal of items. `ends` says whether the
@@ -156,7 +158,7 @@ impl<'a> MapThread<'a> {
     /// nobody.
     fn may_purge_later(&self) -> bool {
         let since = self.applied.elapsed();
-        let more_may_follow = since < PURGE_AFTER || self.ring.is_giving() && since < PURGE_AFTER_MOVE;
+        let more_may_follow = since < self.purge_after || self.ring.is_giving() && since < PURGE_AFTER_MOVE;
         more_may_follow && !self.is_purge_urgent()
     }
 

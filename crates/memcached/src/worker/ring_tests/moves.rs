@@ -94,7 +94,7 @@ impl Pair {
                 let is_done = &is_done;
                 scope.spawn(move || {
                     let ring = shared.ring.as_ref().unwrap();
-                    let mut maps = MapThread::new(shared, ring);
+                    let mut maps = MapThread::new(shared, ring, Duration::ZERO);
                     while !is_done.load(Ordering::Acquire) {
                         match maps.step(&|| is_done.load(Ordering::Acquire)) {
                             Step::Done => {}

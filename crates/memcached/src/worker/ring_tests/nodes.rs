@@ -70,7 +70,7 @@ pub(in crate::worker) fn shared(settings: Settings) -> Arc<Shared> {
 /// at the same time.
 pub(in crate::worker) fn follow_maps(shared: &Shared) {
     let ring = shared.ring.as_ref().expect("a ring");
-    let mut thread = MapThread::new(shared, ring);
+    let mut thread = MapThread::new(shared, ring, Duration::ZERO);
     while thread.step(&|| false) == Step::Done {}
     assert!(ring.next_map().is_none() && !ring.is_purging());
 }
