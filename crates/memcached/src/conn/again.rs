@@ -5,8 +5,10 @@
 //! While such a request waits, the connection begins no other one, so requests for a key keep their
 //! order. A request that waits too long fails as if its owner was away.
 
+use super::answer::Peer;
 use super::merge::Merge;
-use super::places::{MERGES_MAX, Peer, Place, Routed, Sending};
+use super::places::{MERGES_MAX, Place, Routed};
+use super::values::Sending;
 use super::way::{Passed, Way};
 use super::{Connection, Phase};
 use crate::connections::HANDED_INPUT_BYTES_MAX;

@@ -8,7 +8,7 @@
 //! Statistics of all nodes are asked for in the same way, without these conditions: they change nothing,
 //! and what a node does not report is missing in the sums.
 
-use super::places::{is_refusal, put};
+use super::answer::{is_refusal, put};
 use super::way::{Passed, Way};
 use crate::exec::{self, Executor, Next};
 use crate::ring::{LaneId, Lanes, Outcome, Route, Why};

@@ -1,6 +1,6 @@
 //! Retrievals of keys with different owners.
 
-use super::places::{Answered, is_refusal, put};
+use super::answer::{Answered, is_refusal, put};
 use super::way::{Passed, Way};
 use crate::exec::{self, Executor};
 use crate::ring::{LaneId, Lanes, Outcome, Route, Why};

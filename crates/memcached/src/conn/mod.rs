@@ -24,6 +24,7 @@
 //! | `gate` | the phase before the others where clients must authenticate |
 //! | `route` | in a ring: requests are executed here, or passed to the owner of their key |
 //! | `places` | in a ring: the replies that are awaited, in the order of the requests |
+//! | `answer` | in a ring: the answers of other nodes |
 //! | `way` | in a ring: how a request is passed to another node |
 //! | `again` | in a ring: requests that their owner has not executed |
 //! | `values` | in a ring: values that have not arrived completely |
@@ -31,6 +32,7 @@
 //! | `every` | in a ring: requests that every node executes |
 
 mod again;
+mod answer;
 mod drive;
 mod every;
 mod gate;

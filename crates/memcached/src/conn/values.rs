@@ -2,19 +2,37 @@
 //! passed on once it is complete, so that a client that stalls holds nothing of the owner's.
 
 use super::again::{Again, execute};
-use super::places::{Peer, Routed, Sending};
+use super::answer::Peer;
+use super::places::Routed;
 use super::requests::BUFFERED_BODY_BYTES_MAX;
 use super::route::{Step, Turn};
 use super::way::{NoRoom, Passed};
 use super::{Connection, Phase, StopReason};
 use crate::exec::{self, Executor};
-use crate::ring::Route;
+use crate::ring::{LaneId, Route};
 use crate::stream::{Body, OutOfMemory};
 use cached_proto::Protocol;
 use cached_proto::limits::LINE_LEN_MAX;
 use cached_proto::text::TERMINATOR_LEN;
 use cached_ring::wire::MESSAGE_BYTES_MAX;
 use cached_ring::{Flags, Slot};
+
+/// A request with a large value that is being passed to its lane in parts.
+pub(super) struct Sending {
+    pub(super) slot: Slot,
+    pub(super) is_binary: bool,
+    /// The whole request.
+    pub(super) bytes: Vec<u8>,
+    /// The request in its lane, and the number of bytes that the lane has taken.
+    pub(super) sent: Option<(LaneId, usize)>,
+}
+
+impl Sending {
+    /// Returns whether nothing was sent, and the request is too long for one message.
+    pub(super) fn begins_in_parts(&self) -> bool {
+        self.sent.is_none() && self.bytes.len() > MESSAGE_BYTES_MAX
+    }
+}
 
 impl Connection {
     /// Begins to receive a value, of which `body_len` bytes with its terminator follow the head.
