@@ -1,7 +1,7 @@
 //! Storing acknowledged changes: first the object's file, then the directories that lead to the
 //! file; or many objects together, by a sync of the file system.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -150,7 +150,8 @@ impl Store {
 /// directory from the list in between.
 #[derive(Default)]
 pub(super) struct UnsyncedDirs {
-    dirs: HashMap<PathBuf, u64>,
+    /// In the same order in every run, as the objects of a flush.
+    dirs: BTreeMap<PathBuf, u64>,
     last: u64,
 }
 
