@@ -208,6 +208,15 @@ mod tests {
     }
 
     #[test]
+    fn directories_are_stored_in_the_same_order_in_every_run() {
+        let mut dirs = UnsyncedDirs::default();
+        for dir in ["c", "e", "a", "d", "b"] {
+            dirs.enter(Path::new(dir));
+        }
+        assert_eq!(dirs.paths(), ["a", "b", "c", "d", "e"].map(Path::new));
+    }
+
+    #[test]
     fn a_sync_that_comes_late_covers_no_change_after_its_beginning() {
         let dir = Path::new("d");
         let mut dirs = UnsyncedDirs::default();
