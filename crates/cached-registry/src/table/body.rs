@@ -128,8 +128,8 @@ impl<C: Cell> TableBody<C> {
     /// one. If another process has changed it, the table is not replaced.
     async fn update<T>(&self, change: impl Fn(&mut Table) -> Result<T>) -> Result<(T, Timestamp)> {
         for attempt in 0..TRIES {
-            // Not kept between attempts: slots may be sealed until one change is made, while another one,
-            // such as the renewal of a lease, waits because other hosts are faster.
+            // Not kept between attempts: a change that waits because other hosts were faster must not delay
+            // another one, for which the requests of clients may be waiting.
             let turn = self.turn.lock().await;
             let assumed = self.known.lock().clone().filter(|_| attempt == 0);
             let is_assumed = assumed.is_some();

@@ -282,7 +282,8 @@ impl<'a> MapThread<'a> {
             purge.removed += removed;
             self.tick();
             match pace.pause_after(begun.elapsed(), 0).filter(|_| !self.is_purge_urgent()) {
-                // Ends early when a map comes, or requests begin to wait. Those that wait are tried again.
+                // Ends early when a map comes, or requests begin to wait, and in time for the next tick to try
+                // waiting requests again.
                 Some(pause) => std::thread::park_timeout(pause.min(RETRY)),
                 None => std::thread::yield_now(),
             }

@@ -209,7 +209,7 @@ impl Worker {
             for number in several.iter().copied() {
                 let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
                 slot.is_listed = false;
-                // What could not be sent may show that the socket has failed.
+                // One with unsent replies sends by itself: only that shows that its socket has failed.
                 match is_bundle && !slot.connection.has_unsent() {
                     true => self.serve_with::<true>(number, None),
                     false => self.serve(number, None),

@@ -195,8 +195,8 @@ fn moved(cluster: &Cluster, what: &str) -> f64 {
     cluster.nodes.iter().map(of).sum()
 }
 
-/// Returns the times for which slots were sealed, in a few words. The nodes log only some of many moves. Of
-/// fewer than 100 moves, 99 % are all.
+/// Returns the times for which slots were sealed, in a few words. The nodes log only some of many moves. With
+/// fewer than 100, the time of 99 % is the longest.
 fn sealed(cluster: &Cluster) -> String {
     let of = |line: &str| line.split_once(" sealed_ms=")?.1.split_whitespace().next()?.parse::<f64>().ok();
     let logs: String = cluster.nodes.iter().map(|node| node.process.log()).collect();

@@ -1,7 +1,7 @@
 //! Storing acknowledged changes: first the object's file, then the directories that lead to the
 //! file; or many objects together, by a sync of the file system.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -150,7 +150,8 @@ impl Store {
 /// directory from the list in between.
 #[derive(Default)]
 pub(super) struct UnsyncedDirs {
-    dirs: HashMap<PathBuf, u64>,
+    /// In the same order in every run, as the objects of a flush.
+    dirs: BTreeMap<PathBuf, u64>,
     last: u64,
 }
 
@@ -204,6 +205,15 @@ mod tests {
         let begun = dirs.last_change(dir).unwrap();
         dirs.note_stored(dir, begun);
         assert!(dirs.paths().is_empty());
+    }
+
+    #[test]
+    fn directories_are_stored_in_the_same_order_in_every_run() {
+        let mut dirs = UnsyncedDirs::default();
+        for dir in ["c", "e", "a", "d", "b"] {
+            dirs.enter(Path::new(dir));
+        }
+        assert_eq!(dirs.paths(), ["a", "b", "c", "d", "e"].map(Path::new));
     }
 
     #[test]

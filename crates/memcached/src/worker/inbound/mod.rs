@@ -62,12 +62,12 @@ const REQUEST_BYTES_MAX: usize = (1 << 30) + (4 << 10);
 /// Further replies are sent without waiting.
 pub(super) const SUSPENDED_BYTES_MAX: usize = 256 << 10;
 
-/// No request that is longer than [`SHORT_BYTES_MAX`] is executed while the output holds this many bytes: a
-/// retrieval of many keys, which stops once the output is full, is to be answered at once.
+/// An output with this many bytes is sent before a request is executed that is longer than
+/// [`SHORT_BYTES_MAX`]: a retrieval of many keys stops once the output is full, and is to be answered at once.
 const BUSY_BYTES: usize = FULL_BYTES / 2;
 
-/// The length of the longest `get` of one key. Fewer writes carry the replies to requests up to this length,
-/// before which only a full output is sent.
+/// The length of the longest `get` of one key. Before requests up to this length only a full output is sent, so
+/// that fewer writes carry the replies.
 const SHORT_BYTES_MAX: usize = "get \r\n".len() + KEY_LEN_MAX;
 
 /// The number of ticks without a byte after which a lane is closed. The other node sends a sign of

@@ -167,7 +167,7 @@ impl Steps<'_> {
     /// Waits until neither node has items of other nodes' slots, and the marks say so.
     async fn until_clean(&self) {
         self.until(|shared| {
-            // The thread for maps writes the mark before it gives the lock free.
+            // The thread for maps writes the mark before it releases the lock.
             let _lock = shared.is_handed_over.lock();
             !shared.ring.as_ref().unwrap().is_purging()
         })
