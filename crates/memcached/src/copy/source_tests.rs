@@ -247,7 +247,6 @@ fn copy_under_load(memory_bytes: usize, seed: u64) {
     // Whether requests for the slots are executed, and which keys were last acknowledged as absent.
     let is_open = RwLock::new(true);
     let absent: Vec<Mutex<bool>> = (0..KEYS).map(|_| Mutex::new(false)).collect();
-    let is_done = AtomicBool::new(false);
     let mut target = Target::new(far);
     let seal = || {
         *is_open.write() = false;
@@ -255,16 +254,19 @@ fn copy_under_load(memory_bytes: usize, seed: u64) {
     };
     thread::scope(|scope| {
         for thread in 0..4 {
-            let (shared, is_open, absent, is_done) = (&shared, &is_open, &absent, &is_done);
-            let slots = &the_move.slots;
+            let (shared, is_open, absent, slots) = (&shared, &is_open, &absent, &the_move.slots);
             let mut rng = Rng::new(seed ^ (thread << 32));
             scope.spawn(move || {
-                while !is_done.load(Ordering::Acquire) {
+                // After the seal, items of other slots change for a while. If they did so until the target
+                // has everything, they would evict all that is compared whenever the target is late.
+                let mut left = 1000;
+                while left > 0 {
                     // Most changes are of few keys, so that few wait after the walk.
                     let is_hot = rng.permille(900);
                     let number = rng.below(if is_hot { 300 } else { KEYS.into() }) as u32;
                     let key = key(number);
                     let is_open = is_open.read();
+                    left -= u32::from(!*is_open);
                     if *is_open || !slots.contains(slot_of(&key)) {
                         let mut absent = absent[number as usize].lock();
                         *absent = execute(shared, &mut rng, &key).unwrap_or(*absent);
@@ -279,9 +281,7 @@ fn copy_under_load(memory_bytes: usize, seed: u64) {
         target.say(&Frame::Seal);
         target.receive(Until::End);
         target.say(&Frame::Committed { version: 4 });
-        let served = served.join().unwrap();
-        is_done.store(true, Ordering::Release);
-        served.unwrap();
+        served.join().unwrap().unwrap();
     });
     let (mut common, mut evicted) = (0, 0);
     for number in 0..KEYS {

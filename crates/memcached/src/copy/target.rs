@@ -323,10 +323,12 @@ impl<'a> Session<'a> {
     ) -> Result<Counts, CopyError> {
         loop {
             let order = orders.try_recv();
+            let may_go_on = !is_ending(self.shared) && self.ring.may_fill(self.filling);
+            // Looked at last: if the move is over, that is the reason.
             if self.filling.is_over() {
                 return Err(CopyError::Gone);
             }
-            if is_ending(self.shared) || !self.ring.may_fill(self.filling) {
+            if !may_go_on {
                 return Err(CopyError::Ends);
             }
             match order {
