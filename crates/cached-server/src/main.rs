@@ -328,10 +328,11 @@ fn until_served(
         has_served.set(true);
         serving();
         control.iter().for_each(ObjectsControl::serve);
+        // The probes come first, because they may be asked as soon as READY=1 is sent.
+        health.into_iter().for_each(Health::set_started);
         admin.into_iter().for_each(AdminServer::accept);
         let pid = std::process::id();
         cached_config::notify(&format!("READY=1\nMAINPID={pid}\nSTATUS=Serving {addresses}"));
-        health.into_iter().for_each(Health::set_started);
     };
     let draining = || health.into_iter().for_each(|health| health.set_draining("the end was requested"));
     let end = async {

@@ -106,8 +106,9 @@ pub(crate) fn run(
     let ended = runtime.block_on(async {
         let _repeats = tokio::spawn(report_repeats(log.clone()));
         let health = admin.as_deref().map(AdminServer::health);
-        notify("READY=1");
+        // The probes come first, because they may be asked as soon as READY=1 is sent.
         health.into_iter().for_each(Health::set_started);
+        notify("READY=1");
         until_end(signals, &drain, &reloader).await;
         health.into_iter().for_each(|health| health.set_draining("the end was requested"));
         let most = delay.get() + objects.shutdown_time_max() + END_MARGIN;

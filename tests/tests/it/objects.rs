@@ -10,6 +10,7 @@ use cached_tests::object_client;
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 use cached_tests::site::{DEADLINE, wait_for};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use synapse::{Address, Secret, SynapseBlocker};
@@ -424,7 +425,8 @@ fn the_start_waits_for_a_store_that_is_away() {
     let mut waiting = Waiting::start(&front, &store);
     assert!(!front.socket().exists());
     let _behind = store.start("", &store.file_backend());
-    waiting.until(|_| front.socket().exists());
+    // The file exists before the server listens at it.
+    waiting.until(|_| UnixStream::connect(front.socket()).is_ok());
     let client = front.connect();
     write(&client, 3);
     assert_there(&client, 3);

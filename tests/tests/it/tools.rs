@@ -19,7 +19,8 @@ fn tool(test: &str, name: &str) -> Option<Command> {
 /// Returns the names of memccapable's cases that did not pass, and the number of all cases.
 fn memccapable(command: &mut Command, protocol: &str, flag: &str) -> (Vec<String>, usize) {
     let server = Server::start("");
-    command.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), flag]);
+    // Without a time limit for each reply, memccapable waits for two seconds.
+    command.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "-t", "120", flag]);
     let output = outside::run(command, DEADLINE);
     // A case is printed as "ascii incr noreply      [pass]"; for a failed one the end of the line
     // is not on standard output.

@@ -401,7 +401,10 @@ fn clients_have_the_exports_that_are_named_and_are_counted() {
             1.0
         );
     }
-    assert_eq!(metric("cached_nbd_connections_open"), 1.0);
+    // The refused connection is counted until its socket is closed.
+    wait_for("the end of the refused connection", || {
+        (daemon.metric("cached_nbd_connections_open") == Some(1.0)).then_some(())
+    });
     let status = daemon.json("/status.json");
     assert_eq!(
         status["volumes"],

@@ -1,7 +1,7 @@
 //! Fault injection, so that tests can check how a server with a defect ends: a thread that panics,
 //! or a worker that makes no progress. Faults are requested by `debugtime` with `--debug-clock`,
 //! and only builds with debug assertions have them. A process that takes over from another can be
-//! killed or stalled at each step (`CACHED_FAULT`).
+//! killed, stalled or held at each step (`CACHED_FAULT`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,22 +47,28 @@ impl InjectedFaults {
 }
 
 /// Kills or stalls the process at this step of a takeover, if the environment requests it:
-/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a pause of one second. Does nothing
-/// in builds without faults.
+/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `hold:STEP:FIFO` until another process has opened the
+/// FIFO for writing, and closed it. Does nothing in builds without faults.
 pub(crate) fn at_step(step: &str) {
     if !cfg!(debug_assertions) {
         return;
     }
     let Ok(fault) = std::env::var("CACHED_FAULT") else { return };
-    match fault.split_once(':') {
-        Some(("kill", at)) if at == step => {
+    let mut words = fault.splitn(3, ':');
+    let what = words.next();
+    if words.next() != Some(step) {
+        return;
+    }
+    match (what, words.next()) {
+        (Some("kill"), _) => {
             // SAFETY: the arguments are plain numbers, and the process ends.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
-        Some(("slow", at)) if at == step => std::thread::sleep(std::time::Duration::from_secs(1)),
-        Some(("stall", at)) if at == step => loop {
+        (Some("stall"), _) => loop {
             std::thread::park();
         },
+        // The end of the file comes once its writer has closed it.
+        (Some("hold"), Some(fifo)) => drop(std::fs::read(fifo)),
         _ => {}
     }
 }

@@ -33,7 +33,8 @@ fn nodes_join_and_are_drained() {
         cluster.tell(&registers);
     });
     under_load(&mut cluster, &registers, CHANGES, "a is drained", |cluster| {
-        cluster.order(1, &["drain", "a"]);
+        // The command ends once the asked node knows that all slots have moved, perhaps before the others do.
+        cluster.order(0, &["drain", "a"]);
         assert_eq!(slots_of(cluster, "a"), 0);
     });
     under_load(&mut cluster, &registers, READS, "b is drained", |cluster| {

@@ -308,7 +308,11 @@ fn a_change_that_was_cut_off_is_not_executed_later() {
     cluster.settle("the start");
     let By::Network(_, network) = &cluster.by else { panic!("no network") };
     let [mut entry, mut owner] = [0, 1].map(|node| cluster.nodes[node].process.connect());
-    entry.ask(b"set k 0 0 5\r\nfirst\r\n", b"STORED\r\n");
+    // While the owner gets no turn, a short `peer_timeout_ms` lets it count as away.
+    wait_for("the first value", || {
+        entry.send(b"set k 0 0 5\r\nfirst\r\n");
+        (entry.read_line() == b"STORED").then_some(())
+    });
     network.cut(By::host(0), By::host(1));
     entry.send(b"set k 0 0 6\r\nsecond\r\n");
     let said = String::from_utf8_lossy(&entry.read_line()).into_owned();

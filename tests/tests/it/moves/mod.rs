@@ -9,6 +9,7 @@ mod faults;
 mod operator;
 mod rounds;
 
+use cached_tests::daemon::wait_for;
 use cached_tests::moves::Cluster;
 use cached_tests::moves::clients::{Load, read_all};
 use cached_tests::moves::registers::Registers;
@@ -51,10 +52,11 @@ fn failures(registers: &Registers) -> [u64; 2] {
     [&registers.counts.lost, &registers.counts.failed].map(|count| count.load(Ordering::SeqCst))
 }
 
-/// Returns the part of a node in the document that another one reports.
+/// Returns the part of a node in the document that the first one reports, once that one knows the node.
 fn slots_of(cluster: &Cluster, node: &str) -> u64 {
-    let report = cluster.report(0);
-    let nodes = report["nodes"].as_array().expect("nodes");
-    let of = nodes.iter().find(|of| of["node"] == node);
-    of.and_then(|of| of["slots"].as_u64()).unwrap_or_else(|| panic!("no node {node}: {report}"))
+    wait_for("a node in the map", || {
+        let report = cluster.report(0);
+        let of = report["nodes"].as_array()?.iter().find(|of| of["node"] == node)?;
+        of["slots"].as_u64()
+    })
 }

@@ -3,7 +3,11 @@
 
 use super::{Items, connect, injects_faults, is_memcached};
 use cached_tests::daemon::{DEADLINE, wait_for};
+use cached_tests::outside::run;
 use cached_tests::upgrade::Upgradable;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
 use std::time::Instant;
 use test_kit::memory_directory;
 
@@ -90,20 +94,28 @@ fn an_end_that_is_requested_during_the_hand_over_is_passed_on() {
     if is_memcached() {
         return;
     }
-    let mut server = Upgradable::start("-m 64 --debug-clock", "");
-    server.use_script("CACHED_FAULT=slow:ready exec $REAL \"$@\"");
+    let mut server = Upgradable::start("-m 64 --debug-clock", "[process]\nupgrade_timeout_secs = 120\n");
+    if !injects_faults(&mut connect(&server)) {
+        return server.end();
+    }
+    let fifo = server.path("fifo");
+    assert!(run(Command::new("mkfifo").arg(&fifo), DEADLINE).status.success());
+    server.use_script(&format!("CACHED_FAULT=hold:ready:{} exec $REAL \"$@\"", fifo.display()));
     server.signal(libc::SIGUSR2);
-    // While the new process is slow, a shutdown request arrives at the old one.
-    wait_for("the new process", || server.log().contains("prepared to take over").then_some(()));
+    // This fails until the new process is at that step. Until the file is closed, the old process, which has
+    // stopped, waits for the new one.
+    let held = wait_for("the new process", || {
+        OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&fifo).ok()
+    });
     server.signal(libc::SIGTERM);
+    drop(held);
     assert_eq!(server.wait_exit(), 0);
     let log = server.log();
-    if log.contains("the new process serves") {
-        assert!(log.contains("the shutdown request is forwarded"), "{log}");
-        // The new process may already have removed its PID file.
-        server.pid = log.lines().rev().find_map(forwarded_to).expect("the number of the new process");
-        assert_eq!(server.wait_exit(), 0);
-    }
+    assert!(log.contains("the new process serves"), "{log}");
+    // The new process may already have removed its PID file.
+    let forwarded = log.lines().rev().find_map(forwarded_to);
+    server.pid = forwarded.unwrap_or_else(|| panic!("the request is not forwarded: {log}"));
+    assert_eq!(server.wait_exit(), 0);
     server.pid = 0;
 }
 
