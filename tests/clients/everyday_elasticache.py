@@ -23,7 +23,7 @@ assert client.set("discovered", b"value", noreply=False) is True
 assert client.get("discovered") == b"value"
 client.close()
 
-client = MemcacheClient(endpoint)
+client = MemcacheClient(endpoint, 120, socket_timeout=120)
 try:
     assert client.cluster.servers == [endpoint], client.cluster.servers
     version = client.cluster.version

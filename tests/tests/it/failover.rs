@@ -13,8 +13,9 @@ use std::time::Duration;
 /// A lease, and time limits below it, for nodes that stand still. No other node may stand still for so
 /// long, however busy the host is.
 const SHORT: &str = "lease_secs = 6\npeer_timeout_ms = 3000\nconnect_timeout_ms = 3000";
-/// The same lease for nodes that end, which others notice at once: a node that is slow is not away.
-const PATIENT: &str = "lease_secs = 6\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
+/// A lease for nodes that end, which others notice at once: a node that is slow is not away. If all nodes stand
+/// still for two thirds of it while the registry is away, none of them can promise anything any more.
+const PATIENT: &str = "lease_secs = 10\npeer_timeout_ms = 60000\nconnect_timeout_ms = 60000";
 
 const LOAD: Load = Load { clients: 2, changes: 20, pause: Duration::from_millis(1), seed: 7 };
 

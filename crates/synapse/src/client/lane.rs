@@ -90,6 +90,8 @@ impl Lane {
         features: Features,
         now: Timestamp,
     ) -> Self {
+        // The client is opened over the first lane's connection, which the lane's task may take over late.
+        let is_first = index == 0;
         let state = State {
             slots: (0..config.slots).map(|_| Slot::default()).collect(),
             free: Vec::new(),
@@ -106,11 +108,11 @@ impl Lane {
             is_signalled: false,
             is_closed: false,
             due: NEVER,
-            down: Some((now, Error::Retryable("not connected yet".into()))),
+            down: (!is_first).then(|| (now, Error::Retryable("not connected yet".into()))),
             limits,
             features,
         };
-        let (load, is_up) = (AtomicU32::new(0), AtomicBool::new(false));
+        let (load, is_up) = (AtomicU32::new(0), AtomicBool::new(is_first));
         Self { index, config: config.clone(), load, is_up, ended: Notify::new(), state: Mutex::new(state) }
     }
 

@@ -30,6 +30,19 @@ fn submit(lane: &Lane, len: usize) -> RequestId {
     }
 }
 
+/// However late the task begins: the client was opened over the first lane's connection.
+#[test]
+fn requests_wait_for_the_task_of_the_first_lane() {
+    let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
+    config.reconnect_timeout = Duration::ZERO;
+    let capabilities = Capabilities::full(4 << 20);
+    let [first, second] =
+        [0, 1].map(|index| Lane::new(index, &config, capabilities, Features::default(), Timestamp(0)));
+    let submit = |lane: &Lane| lane.submit(&mut write(10), None, &Context::from_waker(Waker::noop()));
+    assert!(matches!(submit(&first), Submitted::Waits(_)) && first.is_up());
+    assert!(matches!(submit(&second), Submitted::Failed(_)) && !second.is_up());
+}
+
 #[test]
 fn calls_dropped_while_there_is_no_connection_leave_nothing_in_the_queue() {
     let lane = lane(4);
