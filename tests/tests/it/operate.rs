@@ -405,7 +405,8 @@ fn a_cache_knows_what_is_hot_what_was_missed_and_what_more_memory_would_give() {
 
 #[test]
 fn synapsed_knows_which_objects_are_hot_why_they_were_missed_and_what_more_memory_would_give() {
-    let synapsed = synapsed();
+    // Where the disk is slow, the cache would read ahead, and nothing that is read ahead is missed.
+    let synapsed = synapsed_with(|text| text.replace(CACHE, &format!("{CACHE}read_ahead_bytes_max = 0\n")));
     let client = connect(&synapsed.path("synapse"));
     let object = |name: &str| -> ObjectId { format!("vm/{name}").parse().expect("a name") };
     // The data are 4 MiB in a cache of 1 MiB, read twice in order, so that all data are evicted
@@ -440,7 +441,7 @@ fn synapsed_knows_which_objects_are_hot_why_they_were_missed_and_what_more_memor
     assert_eq!((code, misses.contains("evicted")), (0, true), "{misses}");
     let evicted =
         synapsed.metric("cached_objects_misses_by_reason{reason=\"evicted\"}").expect("it is there");
-    assert!(evicted >= 512.0, "{evicted} of at least half of 2 x 1024 buckets");
+    assert!(evicted >= 1024.0, "{evicted}, not even half of the 2 x 1024 buckets that were read");
     let curve = synapsed.json("/mrc.json");
     let point = |scope: &str, at: usize| -> f64 {
         let curves = curve["curves"].as_array().expect("curves");
