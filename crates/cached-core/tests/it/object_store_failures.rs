@@ -395,6 +395,36 @@ fn an_epoch_in_force_stays_although_its_claim_has_run_out_of_space() {
     assert!(matches!(earlier, Err(Error::Fenced { epoch: Epoch(7) })), "{earlier:?}");
 }
 
+/// The second claim finds the epoch raised by the first one, which still stores older changes.
+#[test]
+fn of_two_claims_of_an_epoch_neither_is_made_before_older_changes_are_stored() {
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
+    store.silence();
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
+    let [first, second] = [id("first"), id("second")];
+    let write = |object: &ObjectId| {
+        let write = WriteRequest::new(object.clone(), 0, pattern(1, 0, 100));
+        cache.write(write.stamp(Stamp::new(6, 1)))
+    };
+    sim.run(write(&first)).unwrap();
+    store.hold_changes();
+    let namespace = Scope::Namespace(first.namespace.clone());
+    let claim = || cache.claim(ClaimRequest::new(namespace.clone(), Epoch(7), WriterId(1)));
+    let claims = [sim.spawn(claim()), sim.spawn(claim())];
+    sim.run_until_idle();
+    sim.run(write(&second)).unwrap();
+    assert!(store.answer_first());
+    sim.run_until_idle();
+    let held: Vec<_> = store.held().into_iter().map(|call| call.object).collect();
+    assert_eq!((held, store.count(Op::Claim)), (vec![Some(second.clone())], 0));
+    store.open();
+    for claim in claims {
+        sim.wait(claim).unwrap();
+    }
+    same(&content(store.memory(), &second).unwrap(), &pattern(1, 0, 100), "it was acknowledged");
+}
+
 #[test]
 fn a_store_of_small_requests_gets_small_requests() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());

@@ -170,12 +170,10 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
         log_waits::scope_recovered(&shared, &request.scope).await?;
         store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted; changes that arrived during the flush are also
-        // stored.
+        // stored. Where another claim has raised the epoch, its own flush may not be done yet.
         let claims = &shared.store.claims;
         let before = claims.raise(&request.scope, request.epoch)?;
-        if before < request.epoch {
-            store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
-        }
+        store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         let claimed = shared.store.below.claim(request.clone()).await;
         match &claimed {
             // Another claim of this epoch may have lowered it in the meantime.
