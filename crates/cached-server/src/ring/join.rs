@@ -2,7 +2,7 @@
 //! and owns all slots; each further node adds its own document, and owns nothing yet.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::documents::{Documents, DocumentsError, Guards};
 use super::host::host;

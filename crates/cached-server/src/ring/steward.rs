@@ -1,5 +1,8 @@
 //! The steward's thread: its tasks run until the server ends, or another process has taken over.
 
+#[cfg(test)]
+mod tests;
+
 use super::control::{Change, Request, RingControl, failure};
 use super::documents::{BackOff, Documents, DocumentsError};
 use super::join::Joined;
@@ -270,7 +273,7 @@ impl Shared {
             let mut is_done = true;
             for id in ids {
                 // If it has ended otherwise, the map without it is put in force.
-                is_done &= self.abort(id).await;
+                is_done &= self.changing(self.abort(id)).await;
             }
             match is_done {
                 true if unfinished.changed().await.is_ok() => back_off.reset(),
@@ -339,25 +342,21 @@ impl Shared {
     async fn hold(&self) -> Result<(), String> {
         self.is_held.send_replace(true);
         self.live.hold_moves(true);
-        let until = Instant::now() + self.hand_over_max;
         let mut changes = self.changes.subscribe();
         let idle = timeout(self.hand_over_max, async {
+            // A map says whose these are: the move is committed, or aborted by this process.
+            while self.live.sealed_slots() > 0 {
+                sleep(LOOK).await;
+            }
             // Fails only if the steward ends.
             let _ = changes.wait_for(|count| *count == 0).await;
             // Those that took too long, and were given up, may still be written to a disk.
             self.documents.finish().await;
         })
         .await;
-        while self.live.sealed_slots() > 0 && Instant::now() < until {
-            sleep(LOOK).await;
-        }
-        match idle.is_ok() && self.live.sealed_slots() == 0 {
-            true => Ok(()),
-            false => {
-                Err("a move of slots, or another change, has not ended, because the registry does not answer"
-                    .into())
-            }
-        }
+        idle.map_err(|_| {
+            "a move of slots, or another change, has not ended, because the registry does not answer".into()
+        })
     }
 
     /// Runs a step that may change the documents, which the hand-over to another process awaits.

@@ -11,19 +11,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-const MINUTE: Duration = Duration::from_secs(60);
+pub(in crate::ring) const MINUTE: Duration = Duration::from_secs(60);
 
 fn registry() -> Registry {
     let table: RegistryTable = toml::from_str("kind = \"store\"").expect("a table");
     Registry::open(&table, Some(Arc::new(Memory::default()))).expect("a registry")
 }
 
-fn node(name: &str, port: u16) -> Node {
+pub(in crate::ring) fn node(name: &str, port: u16) -> Node {
     let own = Node::new(name, format!("127.0.0.1:{port}"), format!("127.0.0.1:{}", port + 1));
     Node { lease_ms: 60_000, host: "first".into(), ..own }
 }
 
-fn settings(own: &Node) -> RingSettings {
+pub(in crate::ring) fn settings(own: &Node) -> RingSettings {
     RingSettings {
         node: own.name.clone(),
         listen: Vec::new(),
@@ -55,7 +55,7 @@ async fn started_with(documents: &Documents, own: &Node, lease: &mut NodeLease) 
     }
 }
 
-fn run(test: impl Future<Output = ()>) {
+pub(in crate::ring) fn run(test: impl Future<Output = ()>) {
     Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(test);
 }
 

@@ -1,0 +1,96 @@
+//! Hand-overs while a change of the documents is under way: the tests decide when the store of the
+//! registry performs it.
+
+use super::*;
+use crate::ring::documents::Guards;
+use crate::ring::join::tests::{MINUTE, node, run, settings};
+use cached_memcached::{Logging, Server, Settings};
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+use test_kit::steered::{Op, SteeredStore};
+
+/// The only process of a ring, and the store of the ring's registry.
+struct World {
+    store: Arc<SteeredStore>,
+    steward: Shared,
+    _server: Server,
+}
+
+fn table() -> RegistryTable {
+    toml::from_str("kind = \"store\"\ntimeout_ms = 60_000").expect("a table")
+}
+
+async fn world() -> World {
+    let (store, own) = (SteeredStore::new(), node("a", 21));
+    let registry = Registry::open(&table(), Some(store.clone())).expect("a registry");
+    let documents = Documents::new("main", registry);
+    let first = Map::first("main", own.clone()).expect("a map");
+    documents.write(None, &first, Guards::default()).await.expect("documents");
+    let ring = Some(Arc::new(settings(&own)));
+    let settings = Settings { listen: Vec::new(), threads: 1, ring, ..Settings::default() };
+    let server = Server::open(settings, Logging::embedded(0)).expect("a server");
+    let steward = Shared {
+        documents,
+        live: server.live(),
+        own,
+        is_held: watch::Sender::new(false),
+        changes: watch::Sender::new(0),
+        written: Cell::new(None),
+        shares_number: false,
+        hand_over_max: MINUTE,
+    };
+    World { store, steward, _server: server }
+}
+
+/// Runs a task of the steward until the store holds a call.
+async fn run_until_held(task: impl Future<Output = ()>, store: &SteeredStore) {
+    let is_held = async {
+        while store.held().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let held = timeout(MINUTE, async {
+        tokio::select! {
+            () = task => panic!("the task has ended"),
+            () = is_held => {}
+        }
+    });
+    held.await.expect("a call of the store");
+}
+
+/// Polls a future once.
+async fn poll_once<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
+}
+
+#[test]
+fn the_other_process_waits_for_a_move_that_is_being_aborted() {
+    run(async {
+        let world = world().await;
+        let World { store, steward, .. } = &world;
+        let documents = &steward.documents;
+        let map = documents.change(|map| map.join(node("b", 23))).await.expect("joined");
+        let slots = map.next_move("b", &|_| Some(0)).expect("a move").1;
+        let begun = documents.change(|map| map.begin_move("a", "b", slots.clone())).await.expect("a move");
+        steward.live.ring_events().unfinished.send_modify(|ids| _ = ids.insert(begun.version()));
+        store.hold(&[Op::WriteFull]);
+        let mut aborting = pin!(steward.abort_unfinished());
+        run_until_held(aborting.as_mut(), store).await;
+
+        let mut hold = pin!(steward.hold());
+        assert_eq!(poll_once(hold.as_mut()).await, None, "what is under way would be written meanwhile");
+        store.open();
+        let held = tokio::select! {
+            () = aborting => panic!("the task has ended"),
+            held = hold => held,
+        };
+        assert_eq!(held, Ok(()));
+        assert!(documents.read().await.expect("documents").map.moves().is_empty());
+    });
+}
