@@ -293,12 +293,16 @@ impl Shared {
     ) {
         while let Some(request) = requests.recv().await {
             match request {
-                // The operator has been told that it was not made.
-                Request::Change(_, answer) if answer.is_closed() => {}
-                Request::Change(change, answer) => {
-                    let changed = match *self.is_held.borrow() {
+                Request::Change(change, mut answer) => {
+                    let is_held = *self.is_held.borrow();
+                    let changed = match is_held {
                         true => Err((503, "another process takes over this node; ask again".into())),
-                        false => self.change(&change).await.map_err(failure),
+                        // At most while the operator waits: a disk may never answer, and requests follow.
+                        false => tokio::select! {
+                            biased;
+                            () = answer.closed() => continue,
+                            changed = self.change(&change) => changed.map_err(failure),
+                        },
                     };
                     // Fails if the operator no longer waits.
                     let _ = answer.send(changed);

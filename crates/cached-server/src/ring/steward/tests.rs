@@ -10,6 +10,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use test_kit::steered::{Op, SteeredStore};
+use tokio::sync::oneshot;
 
 /// The only process of a ring, and the store of the ring's registry.
 struct World {
@@ -92,5 +93,30 @@ fn the_other_process_waits_for_a_move_that_is_being_aborted() {
         };
         assert_eq!(held, Ok(()));
         assert!(documents.read().await.expect("documents").map.moves().is_empty());
+    });
+}
+
+#[test]
+fn the_other_process_does_not_wait_for_a_change_whose_operator_has_gone() {
+    run(async {
+        let world = world().await;
+        let World { store, steward, .. } = &world;
+        let (requests, received) = mpsc::channel(2);
+        let reopen = || -> Result<Registry, Error> { panic!("only a disk is opened again") };
+        let table = table();
+        let mut serving = pin!(steward.serve(received, &table, &reopen));
+        store.hold(&[Op::WriteFull]);
+        let (answer, changed) = oneshot::channel();
+        requests.try_send(Request::Change(Change::Pause(true), answer)).expect("sent");
+        run_until_held(serving.as_mut(), store).await;
+
+        let (answer, mut held) = oneshot::channel();
+        requests.try_send(Request::Hold(answer)).expect("sent");
+        assert_eq!(poll_once(serving.as_mut()).await, None);
+        held.try_recv().expect_err("the operator waits, and so does the other process");
+        drop(changed);
+        assert_eq!(poll_once(serving.as_mut()).await, None);
+        assert_eq!(held.try_recv(), Ok(Ok(())));
+        assert_eq!(store.abandoned().len(), 1, "the change may be made later");
     });
 }
