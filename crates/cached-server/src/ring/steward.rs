@@ -167,7 +167,7 @@ fn run(
             () = shared.keep_wards() => {}
             () = shared.move_slots() => {}
             () = shared.abort_unfinished() => {}
-            () = shared.serve(requests, &table, &reopen) => {}
+            () = shared.serve(requests, &reopen) => {}
             _ = phase.wait_for(|phase| *phase != Phase::Running) => {}
         }
         // Fails only if the steward is gone.
@@ -288,10 +288,13 @@ impl Shared {
     async fn serve(
         &self,
         mut requests: mpsc::Receiver<Request>,
-        table: &RegistryTable,
         reopen: &dyn Fn() -> Result<Registry, Error>,
     ) {
-        while let Some(request) = requests.recv().await {
+        let (mut must_reopen, mut back_off) = (false, BackOff::short());
+        while let Some(request) = tokio::select! {
+            request = requests.recv() => request,
+            () = back_off.wait(), if must_reopen => Some(Request::Resume),
+        } {
             match request {
                 Request::Change(change, mut answer) => {
                     let is_held = *self.is_held.borrow();
@@ -308,6 +311,7 @@ impl Shared {
                     let _ = answer.send(changed);
                 }
                 Request::Hold(answer) => {
+                    must_reopen = false;
                     let held = self.hold().await;
                     if held.is_err() {
                         self.resume();
@@ -315,18 +319,22 @@ impl Shared {
                     let _ = answer.send(held);
                 }
                 Request::Resume => {
-                    // The other process may have used this node's number of the disk.
-                    if *self.is_held.borrow()
-                        && let RegistryTable::Disk(_) = table
-                        && let Ok(registry) = reopen()
-                    {
-                        self.documents.reopen(registry);
+                    must_reopen = !self.may_resume(reopen);
+                    if !must_reopen {
+                        back_off.reset();
+                        self.resume();
                     }
-                    self.resume();
                 }
             }
         }
         std::future::pending::<()>().await;
+    }
+
+    /// Returns whether this process may go on. If another one may have used this node's number of the disk,
+    /// the disk must be read again: with what is known of the block there, nothing could be changed any more.
+    fn may_resume(&self, reopen: &dyn Fn() -> Result<Registry, Error>) -> bool {
+        let is_lent = *self.is_held.borrow() && self.shares_number;
+        !is_lent || self.documents.note(reopen()).map(|registry| self.documents.reopen(registry)).is_ok()
     }
 
     /// Makes a change of an operator.

@@ -19,13 +19,14 @@ struct World {
     _server: Server,
 }
 
-fn table() -> RegistryTable {
-    toml::from_str("kind = \"store\"\ntimeout_ms = 60_000").expect("a table")
+fn registry(store: &Arc<SteeredStore>) -> Registry {
+    let table: RegistryTable = toml::from_str("kind = \"store\"\ntimeout_ms = 60_000").expect("a table");
+    Registry::open(&table, Some(store.clone())).expect("a registry")
 }
 
 async fn world() -> World {
     let (store, own) = (SteeredStore::new(), node("a", 21));
-    let registry = Registry::open(&table(), Some(store.clone())).expect("a registry");
+    let registry = registry(&store);
     let documents = Documents::new("main", registry);
     let first = Map::first("main", own.clone()).expect("a map");
     documents.write(None, &first, Guards::default()).await.expect("documents");
@@ -103,8 +104,7 @@ fn the_other_process_does_not_wait_for_a_change_whose_operator_has_gone() {
         let World { store, steward, .. } = &world;
         let (requests, received) = mpsc::channel(2);
         let reopen = || -> Result<Registry, Error> { panic!("only a disk is opened again") };
-        let table = table();
-        let mut serving = pin!(steward.serve(received, &table, &reopen));
+        let mut serving = pin!(steward.serve(received, &reopen));
         store.hold(&[Op::WriteFull]);
         let (answer, changed) = oneshot::channel();
         requests.try_send(Request::Change(Change::Pause(true), answer)).expect("sent");
@@ -118,5 +118,30 @@ fn the_other_process_does_not_wait_for_a_change_whose_operator_has_gone() {
         assert_eq!(poll_once(serving.as_mut()).await, None);
         assert_eq!(held.try_recv(), Ok(Ok(())));
         assert_eq!(store.abandoned().len(), 1, "the change may be made later");
+    });
+}
+
+#[test]
+fn a_process_that_goes_on_waits_until_it_can_read_its_disk_again() {
+    run(async {
+        let World { store, steward, _server } = world().await;
+        let steward = Shared { shares_number: true, ..steward };
+        let attempts = Cell::new(0);
+        let reopen = || match attempts.replace(attempts.get() + 1) {
+            0 => Err(Error::Unavailable("no descriptor is left".into())),
+            _ => Ok(registry(&store)),
+        };
+        let (requests, received) = mpsc::channel(1);
+        steward.is_held.send_replace(true);
+        requests.try_send(Request::Resume).expect("sent");
+        let resumed = async { drop(steward.is_held.subscribe().wait_for(|is_held| !is_held).await) };
+        let resumed = timeout(MINUTE, async {
+            tokio::select! {
+                () = steward.serve(received, &reopen) => panic!("the task has ended"),
+                () = resumed => {}
+            }
+        });
+        resumed.await.expect("it goes on");
+        assert_eq!(attempts.get(), 2, "what it knew of its block may not be so any more");
     });
 }
