@@ -173,8 +173,8 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
 }
 
 /// Waits for the end of every exclusive section of a namespace's objects that has begun: a section
-/// that begins later sees the current mode.
-async fn end_sections(shared: &Arc<Shared>, number: u16) {
+/// that begins later sees the current mode and epoch.
+pub(crate) async fn end_sections(shared: &Arc<Shared>, number: u16) {
     let mut handles = Vec::new();
     shared.for_each(|in_use| {
         if shared.objects.index.namespace_of(in_use.at) == number {
