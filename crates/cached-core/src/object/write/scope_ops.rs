@@ -12,6 +12,7 @@ use crate::object::shared::calls::expedite;
 use crate::object::shared::claim::{ask_epoch, drop_clean};
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
+use crate::object::store::epochs::Own;
 use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::sync::Arc;
 
@@ -75,7 +76,7 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
         Some(_) => (),
         None => {
             // A namespace that this cache has not claimed has not been changed by it.
-            for namespace in shared.store.epochs.claimed() {
+            for namespace in shared.store.epochs.known() {
                 if !is_all_logged(shared, log, &namespace) {
                     let mut of_it = request.clone();
                     (of_it.scope, of_it.durability) = (Scope::Namespace(namespace), Durability::Stored);
@@ -106,9 +107,11 @@ async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the log has every change of a namespace that the store may not have stored.
+/// Returns whether the log has every change of a namespace that the store may not have stored. The
+/// log does not count where another writer has taken over: a restart would not replay it.
 fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
-    log.names.is_journaled(namespace)
+    !matches!(shared.store.epochs.get(namespace), Some(Own::Deposed(_)))
+        && log.names.is_journaled(namespace)
         && shared.control.namespaces.write_mode(namespace) == WriteMode::Back
         && log.names.get(namespace).is_some_and(|known| !known.forwarded.is_any())
 }
