@@ -167,7 +167,8 @@ async fn forget_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<(),
     let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
     // Changes that have not been applied by now wait until the claim can be made.
     shared.store.epochs.unconfirm(Epoch(u64::MAX), |it| it == namespace);
-    end_sections(shared, shared.control.namespaces.known(namespace).unwrap_or(OTHERS)).await;
+    let number = shared.control.namespaces.known(namespace).unwrap_or(OTHERS);
+    end_sections(shared, Some(number)).await;
     let mut dirty = shared.objects.dirty_queue.nodes().into_iter();
     let is_of_it = |node| Handle::of_node(shared, node).is_some_and(|it| it.id().namespace == *namespace);
     // Changes made in the meantime were acknowledged under the old epoch. Even if they are stored,
