@@ -9,17 +9,18 @@ use blocker::{
 };
 
 use super::cache::ObjectCache;
-use super::config::Writer;
+use super::config::{OTHERS, Writer};
 use super::control::records::NamespaceRecord;
 use super::counters::NamespaceCounters;
 use super::journal::ChangeLog;
 use super::settings_in_force::{check_removal, remove_settings};
 use super::shared::claim::{ask_epoch, drop_clean, own_stamp};
+use super::shared::handle::Handle;
 use super::shared::{Shared, log_waits};
 use super::state::losses::LostWrites;
 use super::tasks::deadline::until;
 use super::tasks::wait_queue::Permits;
-use super::write::{Settling, discard_left, settle_in_background, store_and_mark};
+use super::write::{Settling, discard_left, end_sections, settle_in_background, store_and_mark};
 use crate::sync::{Arc, Ordering};
 
 /// The maximum number of losses on a page.
@@ -160,14 +161,19 @@ impl Control for ObjectCache {
     }
 }
 
-/// Forgets the epoch of a namespace that has nothing left to store.
+/// Forgets the epoch of a namespace that has nothing left to store or to replay. If there is more
+/// by now, the next change confirms the epoch.
 async fn forget_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<(), Error> {
     let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
-    let number = shared.control.namespaces.known(namespace);
-    let dirty =
-        number.map(|number| shared.control.namespaces.record(number).dirty_taken.load(Ordering::SeqCst));
-    // Data written in the meantime were acknowledged under the old epoch.
-    if dirty.is_some_and(|dirty| dirty > 0) {
+    // Changes that have not been applied by now wait until the claim can be made.
+    shared.store.epochs.unconfirm(Epoch(u64::MAX), |it| it == namespace);
+    let number = shared.control.namespaces.known(namespace).unwrap_or(OTHERS);
+    end_sections(shared, Some(number)).await;
+    let mut dirty = shared.objects.dirty_queue.nodes().into_iter();
+    let is_of_it = |node| Handle::of_node(shared, node).is_some_and(|it| it.id().namespace == *namespace);
+    // Changes made in the meantime were acknowledged under the old epoch. Even if they are stored,
+    // their records would be replayed over those of the next writer.
+    if dirty.any(is_of_it) || log_waits::has_records(&shared.journal, namespace) {
         return Err(Error::Retryable(format!("namespace {namespace} was written to in the meantime").into()));
     }
     shared.store.epochs.forget(namespace);

@@ -18,7 +18,7 @@ use super::tasks::Task;
 use super::tasks::deadline::until;
 use super::write::scope_ops;
 use super::write::{settle, settle_in_background};
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, Ordering, lock};
 
 /// Begins to detach the cache, if it is attached; returns the turn, to be passed to [`finish`].
 pub(crate) fn begin(shared: &Shared) -> u64 {
@@ -40,6 +40,10 @@ pub(crate) fn put_in_force(shared: &Arc<Shared>, attached: bool) {
         let deadline = Some(own.clock.now());
         if let Err(error @ Error::Retryable(_)) = attach(&own, deadline).await {
             tracing::warn!(%error, "cannot attach the object cache yet, although the configuration says attached = true");
+        }
+        // A later configuration may have found the cache detached still.
+        if !lock(&own.control.settings).file.attached {
+            begin(&own);
         }
     };
     shared.background.add(Box::pin(task));

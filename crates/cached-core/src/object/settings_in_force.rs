@@ -50,8 +50,8 @@ impl LiveSettings {
         let is_switched = settings.file.attached != after.attached;
         let new = settings.reconfigured(after);
         put_in_force(&shared, &mut settings, new)?;
-        drop(settings);
         settle_in_background(&shared);
+        // The settings stay locked, so that the last configuration decides.
         if is_switched {
             detach::put_in_force(&shared, after.attached);
         }

@@ -403,10 +403,8 @@ fn of_two_claims_of_an_epoch_neither_is_made_before_older_changes_are_stored() {
     let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
     let _running = sim.spawn(background);
     let [first, second] = [id("first"), id("second")];
-    let write = |object: &ObjectId| {
-        let write = WriteRequest::new(object.clone(), 0, pattern(1, 0, 100));
-        cache.write(write.stamp(Stamp::new(6, 1)))
-    };
+    // A stamped change would not be written back.
+    let write = |object: &ObjectId| cache.write(WriteRequest::new(object.clone(), 0, pattern(1, 0, 100)));
     sim.run(write(&first)).unwrap();
     store.hold_changes();
     let namespace = Scope::Namespace(first.namespace.clone());
@@ -414,6 +412,8 @@ fn of_two_claims_of_an_epoch_neither_is_made_before_older_changes_are_stored() {
     let claims = [sim.spawn(claim()), sim.spawn(claim())];
     sim.run_until_idle();
     sim.run(write(&second)).unwrap();
+    // The writes have asked for the epoch in force.
+    store.clear_log();
     assert!(store.answer_first());
     sim.run_until_idle();
     let held: Vec<_> = store.held().into_iter().map(|call| call.object).collect();

@@ -18,7 +18,7 @@ pub(crate) mod records;
 pub(crate) mod unapplied;
 
 use blocker::metrics::{Collect, Counter, Families, counters};
-use blocker::{Clock, Durability, Namespace, ObjectId, OrderDomain, Scope, WriteMode, WriterId};
+use blocker::{Clock, Durability, Namespace, ObjectId, Scope, WriteMode, WriterId};
 use cached_journal::{Environment, Head, Hold, Journal, JournalConfig, OpenError, Position, Record, Replay};
 use names::Names;
 use serde::{Deserialize, Serialize};
@@ -252,19 +252,16 @@ impl ChangeLog {
 
     /// Appends a mark of a scope other than a single object. Returns `Ok(None)` if there is nothing
     /// to mark, or the journal has failed.
+    ///
+    /// An order domain gets no mark: an object may have older records of another domain, which would
+    /// be replayed over the changes of this one.
     pub(crate) fn mark_scope(&self, scope: &Scope, up_to: Position) -> Result<Option<Position>, Full> {
-        let known = |namespace: &Namespace| self.names.get(namespace).filter(|it| it.has_unmarked());
         let mark = |scope| Head::mark(scope, up_to);
         let head = match scope {
-            // The largest domain number encodes "no domain".
-            Scope::Domain(namespace, domain) if *domain != OrderDomain(u64::MAX) => {
-                let domain = records::domain_number(Some(*domain));
-                let mark = mark(cached_journal::Scope::Domain);
-                known(namespace).map(|known| Head { namespace: known.number, domain, ..mark })
-            }
             Scope::Namespace(namespace) => {
+                let known = self.names.get(namespace).filter(|it| it.has_unmarked());
                 let mark = mark(cached_journal::Scope::Namespace);
-                known(namespace).map(|known| Head { namespace: known.number, ..mark })
+                known.map(|known| Head { namespace: known.number, ..mark })
             }
             Scope::All => self.names.has_unmarked().then(|| mark(cached_journal::Scope::All)),
             _ => None,

@@ -147,7 +147,7 @@ impl Origin<'_> {
 
 /// Returns the number that encodes an order domain in a record head. [`OrderDomain`]`(u64::MAX)`
 /// has the same number as no domain.
-pub(crate) fn domain_number(domain: Option<OrderDomain>) -> u64 {
+fn domain_number(domain: Option<OrderDomain>) -> u64 {
     domain.map_or(0, |domain| domain.0.wrapping_add(1))
 }
 

@@ -131,18 +131,24 @@ pub(crate) async fn expedite(handle: &Handle, ticket: &Arc<FlushTicket>, queue_n
         if object.flushing.is_none() && !object.has_pending() {
             return false;
         }
-        own.add();
-        let seq = object.pending.change_seq;
-        object.activity().flush_waiters.push((seq, own));
+        object.wait_until_stored(own);
         shared.objects.dirty_queue.expedite(object.pending.queue_number);
         true
     });
-    let waits = entered.await;
-    handle.shared.objects.dirty_queue.expedite(queue_number);
-    if !waits {
-        handle.shared.background.wake();
-        return Ok(());
+    if entered.await {
+        return hurry(handle, queue_number);
     }
+    handle.shared.objects.dirty_queue.expedite(queue_number);
+    handle.shared.background.wake();
+    Ok(())
+}
+
+/// Expedites the flush of an object for which a ticket waits.
+///
+/// # Errors
+/// `Unsupported` if the background of the cache has ended.
+pub(crate) fn hurry(handle: &Handle, queue_number: u64) -> Result<()> {
+    handle.shared.objects.dirty_queue.expedite(queue_number);
     let woken = handle.shared.background.wake_for_waiter();
     if woken.is_err() {
         abandon(handle);

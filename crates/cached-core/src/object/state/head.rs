@@ -293,6 +293,13 @@ impl Object {
         self.head.version = version;
     }
 
+    /// Adds all changes of the object so far to `ticket`.
+    pub(crate) fn wait_until_stored(&mut self, ticket: Arc<FlushTicket>) {
+        ticket.add();
+        let seq = self.pending.change_seq;
+        self.activity().flush_waiters.push((seq, ticket));
+    }
+
     /// Removes the tickets whose changes are stored, and returns each with its result.
     pub(crate) fn take_stored_waiters(&mut self) -> Vec<(Arc<FlushTicket>, Result<()>)> {
         if self.flushing.is_none() && !self.has_pending() {

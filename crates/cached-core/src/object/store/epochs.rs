@@ -189,6 +189,11 @@ impl Epochs {
         self.in_role(|own| !matches!(own, Own::Deposed(_)))
     }
 
+    /// Returns all namespaces in which this cache may have data that are not stored.
+    pub(crate) fn known(&self) -> Vec<Namespace> {
+        self.in_role(|_| true)
+    }
+
     /// Returns the namespaces whose epochs are held.
     pub(crate) fn held(&self) -> Vec<Namespace> {
         self.in_role(|own| matches!(own, Own::Held(_)))

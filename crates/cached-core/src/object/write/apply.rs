@@ -18,6 +18,8 @@ use crate::object::read::list::change_size;
 use crate::object::shared::Shared;
 use crate::object::shared::resources::reserve;
 use crate::object::state::{Env, Known, Missing, Object, Resources, Rewrite};
+use crate::object::tasks::deadline::FlushTicket;
+use crate::sync::Arc;
 
 /// The reason why a change was not applied.
 pub(super) enum Blocked {
@@ -110,6 +112,9 @@ pub(crate) struct Applied {
     pub(super) is_pending: bool,
     /// The position of the change in the log.
     pub(super) position: Option<Position>,
+    /// The ticket of a change that is acknowledged once it is stored. It is added together with the
+    /// change: the loss of such a change is not recorded, so that only its ticket tells the caller.
+    pub(super) ticket: Option<Arc<FlushTicket>>,
 }
 
 /// Logs a change that is certain to be applied, if it is to be logged.
@@ -301,9 +306,14 @@ pub(super) fn apply(
     let (version, now) = made;
     object.note_change(now, version, terms.domain);
     let is_logged = matches!(logged, Entry::Record(..));
-    object.pending.is_acknowledged |=
+    let is_acknowledged =
         terms.durability == Durability::Cached || terms.durability == Durability::Journaled && is_logged;
+    object.pending.is_acknowledged |= is_acknowledged;
     let is_pending = enqueue(shared, object, env);
+    let ticket = (is_pending && !is_acknowledged).then(Arc::<FlushTicket>::default);
+    if let Some(ticket) = &ticket {
+        object.wait_until_stored(Arc::clone(ticket));
+    }
     let (position, released) = match logged {
         Entry::Record(position, hold) => (Some(position), keep_hold(shared, object, hold)),
         Entry::Nothing | Entry::Unlogged { .. } => (None, None),
@@ -314,7 +324,8 @@ pub(super) fn apply(
     }
     shared.metrics.of(env.namespace).count_write(rank(terms.durability));
     let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
-    Ok((Applied { reply, queue_number: object.pending.queue_number, is_pending, position }, released))
+    let queue_number = object.pending.queue_number;
+    Ok((Applied { reply, queue_number, is_pending, position, ticket }, released))
 }
 
 /// Adds the object to the dirty queue if something waits to be stored, and completes its waiters if

@@ -16,13 +16,13 @@ use crate::object::memory::WHOLE;
 use crate::object::mutation::{CopiedContent, Mutation};
 use crate::object::read::load::{load, load_head, with_durability};
 use crate::object::read::{LOADS_MAX, changes_too_fast};
-use crate::object::shared::calls::{expedite, store_pending};
+use crate::object::shared::calls::{expedite, hurry, store_pending};
 use crate::object::shared::claim::{ask_epoch, own_epoch};
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
 use crate::object::shared::{Shared, log_waits};
 use crate::object::state::ranges::Kind;
-use crate::object::tasks::deadline::{FlushTicket, Stored, until, until_given_up};
+use crate::object::tasks::deadline::{Stored, until, until_given_up};
 use crate::sync::{Arc, AtomicU32, Ordering};
 
 /// Decides whether a change is made or given up: the change is made in the object's exclusive
@@ -91,7 +91,7 @@ pub(crate) async fn acknowledge(
     asked: Durability,
     deadline: Option<Timestamp>,
 ) -> Result<ChangeReply> {
-    let Applied { reply, queue_number, is_pending, position, .. } = applied;
+    let Applied { reply, queue_number, is_pending, position, ticket } = applied;
     if asked == Durability::Cached {
         return Ok(with_durability(reply, Durability::Cached));
     }
@@ -106,13 +106,19 @@ pub(crate) async fn acknowledge(
         }
         must_store = true;
     }
-    let ticket = Arc::new(FlushTicket::default());
+    let is_waiting = ticket.is_some();
+    let ticket = ticket.unwrap_or_default();
     let late = || Error::NotStored(ticket.why());
     let stored = async {
-        // If the object has left the index, all of its changes are stored or lost.
-        if must_store && let Some(found) = shared.find(hash, &object) {
-            let handle = Handle::of(&shared, found);
-            expedite(&handle, &ticket, queue_number).await?;
+        if must_store {
+            // If the object has left the index, all of its changes are stored or lost.
+            if let Some(found) = shared.find(hash, &object) {
+                let handle = Handle::of(&shared, found);
+                match is_waiting {
+                    true => hurry(&handle, queue_number)?,
+                    false => expedite(&handle, &ticket, queue_number).await?,
+                }
+            }
             Stored(Arc::clone(&ticket)).await?;
         }
         log_waits::not_draining(&shared.journal, Some(&object.namespace)).await
@@ -271,8 +277,8 @@ mod tests {
     use blocker::clock::Sleep;
     use blocker::executor::block_on;
     use blocker::{
-        Blocker, BlockerExt, Clock, Memory, Name, Namespace, ObjectId, ReadRequest, SystemClock, WriteMode,
-        WriteRequest,
+        Blocker, BlockerExt, ClaimRequest, Clock, Epoch, FlushRequest, InfoRequest, Memory, Name, Namespace,
+        ReadRequest, SystemClock, WriteMode, WriteRequest, WriterId,
     };
 
     use super::*;
@@ -307,6 +313,35 @@ mod tests {
         }
     }
 
+    fn config() -> ObjectCacheConfig {
+        ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            dirty_bytes_max: MEMORY_BYTES_MIN / 2,
+            write: WriteMode::Back,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        }
+    }
+
+    /// Lets another thread enter an object's section. Returns a function that ends the section and
+    /// the thread, which does the work that has been queued meanwhile.
+    fn enter(handle: &Handle) -> impl FnOnce() + Send + use<> {
+        let (entered, inside) = std::sync::mpsc::channel();
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let other = handle.clone();
+        let thread = std::thread::spawn(move || {
+            block_on(other.enter(move |_, _| {
+                entered.send(()).unwrap();
+                wait.recv().unwrap();
+            }));
+        });
+        inside.recv().unwrap();
+        move || {
+            release.send(()).unwrap();
+            thread.join().unwrap();
+        }
+    }
+
     /// If the exclusive section begins between the poll of the change and the poll of the timer,
     /// the change is made, and its caller gets the reply. If the section begins later, nothing is
     /// changed.
@@ -314,15 +349,8 @@ mod tests {
     fn at_its_deadline_a_change_is_made_or_given_up_and_not_both() {
         for section_comes_first in [true, false] {
             let clock = Arc::new(FiringClock::default());
-            let config = ObjectCacheConfig {
-                memory_bytes_max: MEMORY_BYTES_MIN,
-                dirty_bytes_max: MEMORY_BYTES_MIN / 2,
-                write: WriteMode::Back,
-                hash_seed: Some(1),
-                ..ObjectCacheConfig::default()
-            };
             let (cache, _background) =
-                ObjectCache::new(Arc::new(Memory::default()), config, Arc::clone(&clock) as _).unwrap();
+                ObjectCache::new(Arc::new(Memory::default()), config(), Arc::clone(&clock) as _).unwrap();
             let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
             let write = |byte: u8| WriteRequest::new(id.clone(), 0, vec![byte; 4096]);
             block_on(cache.write(write(1))).unwrap();
@@ -330,26 +358,12 @@ mod tests {
             let hash = shared.hash(&id);
             // Another thread is inside, and stays there until it is released.
             let handle = block_on(Handle::acquire(&shared, &id, hash)).unwrap();
-            let (entered, inside) = std::sync::mpsc::channel();
-            let (release, wait) = std::sync::mpsc::channel::<()>();
-            let other = handle.clone();
-            let thread = std::thread::spawn(move || {
-                block_on(other.enter(move |_, _| {
-                    entered.send(()).unwrap();
-                    wait.recv().unwrap();
-                }));
-            });
-            inside.recv().unwrap();
-            let end = move || {
-                release.send(()).unwrap();
-                thread.join().unwrap();
-            };
-            let mut end = Some(end);
+            let mut end = Some(enter(&handle));
             if section_comes_first {
                 *clock.0.lock().unwrap() = Some(Box::new(end.take().unwrap()));
             }
             let late = cache.write(write(2).deadline(Timestamp(1)));
-            let mut late = Box::pin(std::future::IntoFuture::into_future(late));
+            let mut late = Box::pin(late.into_future());
             let mut cx = Context::from_waker(Waker::noop());
             let mut answer = late.as_mut().poll(&mut cx);
             if answer.is_pending() {
@@ -369,20 +383,41 @@ mod tests {
         }
     }
 
+    /// The change is made by another thread. Before its task is polled again, the store refuses it.
+    #[test]
+    fn a_change_that_is_lost_at_once_is_not_acknowledged_as_stored() {
+        let store = Arc::new(Memory::default());
+        let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
+        block_on(store.write(WriteRequest::new(id.clone(), 0, vec![1; 4096]))).unwrap();
+        let (cache, mut background) =
+            ObjectCache::new(Arc::clone(&store) as _, config(), Arc::new(SystemClock)).unwrap();
+        block_on(cache.read(ReadRequest::new(id.clone(), 0, 4096))).unwrap();
+        block_on(cache.info(InfoRequest::new(id.clone()))).unwrap();
+        let shared = Arc::clone(cache.shared());
+        let handle = block_on(Handle::acquire(&shared, &id, shared.hash(&id))).unwrap();
+        let end = enter(&handle);
+        let mut cx = Context::from_waker(Waker::noop());
+        let write = WriteRequest::new(id.clone(), 0, vec![2; 4096]).durability(Durability::Stored);
+        let mut write = Box::pin(cache.write(write).into_future());
+        assert!(write.as_mut().poll(&mut cx).is_pending());
+        end();
+        let claim = ClaimRequest::new(Scope::Namespace(id.namespace.clone()), Epoch(7), WriterId(1));
+        block_on(store.claim(claim)).unwrap();
+        let mut flush = Box::pin(cache.flush(FlushRequest::new(Scope::All)).into_future());
+        assert!(flush.as_mut().poll(&mut cx).is_pending());
+        assert!(Pin::new(&mut background).poll(&mut cx).is_pending());
+        assert!(matches!(flush.as_mut().poll(&mut cx), Poll::Ready(Ok(_))), "nothing is dirty");
+        let Poll::Ready(answer) = write.as_mut().poll(&mut cx) else { panic!("it is lost") };
+        assert!(matches!(answer, Err(Error::WritesLost(_))), "{answer:?}");
+    }
+
     /// The room for the dirty bucket is taken in the same section.
     #[test]
     fn a_write_over_stored_data_enters_its_object_once() {
         let store = Arc::new(Memory::default());
         let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
         block_on(store.write(WriteRequest::new(id.clone(), 0, vec![7; 8192]))).unwrap();
-        let config = ObjectCacheConfig {
-            memory_bytes_max: MEMORY_BYTES_MIN,
-            dirty_bytes_max: MEMORY_BYTES_MIN / 2,
-            write: WriteMode::Back,
-            hash_seed: Some(1),
-            ..ObjectCacheConfig::default()
-        };
-        let (cache, _background) = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
+        let (cache, _background) = ObjectCache::new(store, config(), Arc::new(SystemClock)).unwrap();
         let read = || block_on(cache.read(ReadRequest::new(id.clone(), 0, 8192))).unwrap().data.to_vec();
         assert_eq!(read(), [7; 8192]);
         let jobs_of_write = |offset| {

@@ -142,7 +142,7 @@ async fn end_changes(shared: &Arc<Shared>, number: u16) -> Result<u64> {
 /// ended.
 pub(crate) async fn discard_left(shared: &Arc<Shared>, namespace: &Namespace, number: u16) -> Result<()> {
     let phase = end_changes(shared, number).await?;
-    end_sections(shared, number).await;
+    end_sections(shared, Some(number)).await;
     let scope = Scope::Namespace(namespace.clone());
     // Discarded data are reported as not stored; in the end there is nothing to store.
     while let Err(error) = scope_ops::store_scope(shared, &scope, &Arc::default()).await {
@@ -160,7 +160,7 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
     if !phases.has_dirty_left() {
         return Ok(());
     }
-    end_sections(shared, number).await;
+    end_sections(shared, Some(number)).await;
     let stored = match &shared.control.namespaces.record(number).name {
         Some(namespace) => store_and_mark(shared, namespace).await,
         None => scope_ops::flush(Arc::clone(shared), FlushRequest::new(Scope::All)).await.map(|_| ()),
@@ -172,12 +172,12 @@ async fn settle_all_of(shared: &Arc<Shared>, number: u16) -> Result<()> {
     stored
 }
 
-/// Waits for the end of every exclusive section of a namespace's objects that has begun: a section
-/// that begins later sees the current mode.
-async fn end_sections(shared: &Arc<Shared>, number: u16) {
+/// Waits for the end of every exclusive section that has begun, of the objects of a namespace or,
+/// with `None`, of all objects: a section that begins later sees the current mode and epochs.
+pub(crate) async fn end_sections(shared: &Arc<Shared>, number: Option<u16>) {
     let mut handles = Vec::new();
     shared.for_each(|in_use| {
-        if shared.objects.index.namespace_of(in_use.at) == number {
+        if number.is_none_or(|number| shared.objects.index.namespace_of(in_use.at) == number) {
             handles.push(Handle::of(shared, shared.objects.index.use_again(in_use.at)));
         }
     });

@@ -6,12 +6,15 @@ use blocker::{
 };
 use cached_journal::Position;
 
+use super::end_sections;
+use crate::object::config::OTHERS;
 use crate::object::journal::{ChangeLog, JournalState};
 use crate::object::read::load::load_head;
 use crate::object::shared::calls::expedite;
 use crate::object::shared::claim::{ask_epoch, drop_clean};
 use crate::object::shared::handle::Handle;
 use crate::object::shared::{Shared, log_waits};
+use crate::object::store::epochs::Own;
 use crate::object::tasks::deadline::{FlushTicket, Stored, until};
 use crate::sync::Arc;
 
@@ -75,7 +78,7 @@ async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Optio
         Some(_) => (),
         None => {
             // A namespace that this cache has not claimed has not been changed by it.
-            for namespace in shared.store.epochs.claimed() {
+            for namespace in shared.store.epochs.known() {
                 if !is_all_logged(shared, log, &namespace) {
                     let mut of_it = request.clone();
                     (of_it.scope, of_it.durability) = (Scope::Namespace(namespace), Durability::Stored);
@@ -106,9 +109,11 @@ async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the log has every change of a namespace that the store may not have stored.
+/// Returns whether the log has every change of a namespace that the store may not have stored. The
+/// log does not count where another writer has taken over: a restart would not replay it.
 fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
-    log.names.is_journaled(namespace)
+    !matches!(shared.store.epochs.get(namespace), Some(Own::Deposed(_)))
+        && log.names.is_journaled(namespace)
         && shared.control.namespaces.write_mode(namespace) == WriteMode::Back
         && log.names.get(namespace).is_some_and(|known| !known.forwarded.is_any())
 }
@@ -173,6 +178,12 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
         // stored. Where another claim has raised the epoch, its own flush may not be done yet.
         let claims = &shared.store.claims;
         let before = claims.raise(&request.scope, request.epoch)?;
+        // A change that is being made may have been admitted before. For a single object, the flush
+        // waits for it.
+        if !matches!(request.scope, Scope::Object(_)) {
+            let number = |of: &Namespace| shared.control.namespaces.known(of).unwrap_or(OTHERS);
+            end_sections(&shared, request.scope.namespace().map(number)).await;
+        }
         store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         let claimed = shared.store.below.claim(request.clone()).await;
         match &claimed {
@@ -207,4 +218,76 @@ pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) 
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };
     until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::pin::Pin;
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+    use std::task::{Context, Poll, Waker};
+
+    use blocker::clock::Sleep;
+    use blocker::executor::block_on;
+    use blocker::{
+        Blocker, BlockerExt, Clock, Epoch, Memory, ObjectId, ReadRequest, SystemClock, Timestamp,
+        WriteRequest, WriterId,
+    };
+
+    use super::*;
+    use crate::object::ObjectCache;
+    use crate::object::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+
+    /// A clock that calls a function when it is asked for the time next.
+    #[derive(Default)]
+    struct AskedClock(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl Clock for AskedClock {
+        fn now(&self) -> Timestamp {
+            let asked = self.0.lock().unwrap().take();
+            asked.into_iter().for_each(|asked| asked());
+            SystemClock.now()
+        }
+        fn sleep_until(&self, at: Timestamp) -> Sleep {
+            SystemClock.sleep_until(at)
+        }
+    }
+
+    /// The change takes the time after it has been admitted, and before it is in the dirty queue.
+    #[test]
+    fn a_claim_stores_a_change_that_was_admitted_just_before_it() {
+        let (store, clock) = (Arc::new(Memory::default()), Arc::new(AskedClock::default()));
+        let id: ObjectId = "n/o".parse().unwrap();
+        block_on(store.write(WriteRequest::new(id.clone(), 0, vec![1; 4096]))).unwrap();
+        let config = ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            dirty_bytes_max: MEMORY_BYTES_MIN / 2,
+            write: WriteMode::Back,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, mut background) =
+            ObjectCache::new(Arc::clone(&store) as _, config, Arc::clone(&clock) as _).unwrap();
+        block_on(cache.read(ReadRequest::new(id.clone(), 0, 4096))).unwrap();
+        block_on(cache.info(InfoRequest::new(id.clone()))).unwrap();
+        let ((entered, inside), (release, wait)) = (channel(), channel::<()>());
+        *clock.0.lock().unwrap() = Some(Box::new(move || {
+            entered.send(()).unwrap();
+            wait.recv().unwrap();
+        }));
+        let (writer, write) = (cache.clone(), WriteRequest::new(id.clone(), 0, vec![2; 4096]));
+        let writing = std::thread::spawn(move || block_on(writer.write(write)));
+        inside.recv().unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        let scope = Scope::Namespace(id.namespace.clone());
+        let mut claim = Box::pin(cache.claim(ClaimRequest::new(scope, Epoch(7), WriterId(1))).into_future());
+        assert!(claim.as_mut().poll(&mut cx).is_pending(), "the change is not made yet");
+        release.send(()).unwrap();
+        writing.join().unwrap().unwrap();
+        assert!(claim.as_mut().poll(&mut cx).is_pending(), "the change is not stored yet");
+        assert!(Pin::new(&mut background).poll(&mut cx).is_pending());
+        assert!(matches!(claim.as_mut().poll(&mut cx), Poll::Ready(Ok(_))));
+        let stored = block_on(store.read(ReadRequest::new(id, 0, 4096))).unwrap();
+        assert_eq!(stored.data.to_vec(), [2; 4096]);
+    }
 }

@@ -253,6 +253,23 @@ fn a_mark_covers_what_was_logged_before_its_flush_and_nothing_else() {
     assert_eq!(env.records(), [("b".into(), 1)]);
 }
 
+/// An older change of the object belongs to no domain, and is not covered by a flush of the domain.
+#[test]
+fn what_a_flush_of_an_order_domain_has_stored_is_not_undone_by_a_recovery() {
+    let mut env = Environment::new(8);
+    env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached).get().unwrap();
+    let request = WriteRequest::new(id("a"), 0, pattern(2, 0, 100)).domain(OrderDomain(5));
+    let write = env.sim.spawn(env.cache.write(request));
+    env.commit();
+    write.get().unwrap();
+    env.flushed(Scope::Domain(namespace("ns"), OrderDomain(5)));
+    let mut again = env.restarted();
+    again.begin_recovery().unwrap();
+    let read = again.sim.spawn(again.cache.read(ReadRequest::new(id("a"), 0, 100)));
+    again.commit();
+    assert_eq!(read.get().unwrap().data.to_vec(), pattern(2, 0, 100));
+}
+
 #[test]
 fn leaving_write_back_marks_the_namespace() {
     let mut env = Environment::new(8);

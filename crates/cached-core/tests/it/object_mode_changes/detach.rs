@@ -306,4 +306,9 @@ fn a_configuration_has_the_cache_detached_from_the_start_on_until_it_changes() {
     same(&env.stored(&object).unwrap(), &bytes(3), "stored on the way out");
     attached(&mut env);
     assert_eq!(change(&mut env, &out), AttachState::Attached);
+    // The last configuration decides, even if the background has not done what the one before requires.
+    assert_eq!(change(&mut env, &back), AttachState::Attached);
+    assert_eq!(change(&mut env, &out), AttachState::Detached);
+    settings.change(&back).unwrap();
+    assert_eq!(change(&mut env, &out), AttachState::Detached);
 }
