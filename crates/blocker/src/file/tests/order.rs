@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
 use super::simulated::{Fault, SimulatedDisk};
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open, open_with};
 use crate::executor::block_on;
-use crate::file::FileStore;
+use crate::file::{FileConfig, FileStore};
 use crate::{
-    Blocker, BlockerExt, ClaimRequest, CopyRequest, DeleteRequest, Durability, Epoch, Error, FlushRequest,
-    InfoRequest, ListRequest, ObjectId, ReadRequest, Scope, Stamp, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Clock, CopyRequest, DeleteRequest, Durability, Epoch, Error,
+    FlushRequest, InfoRequest, ListRequest, ManualClock, ObjectId, ReadRequest, Scope, Stamp,
+    TruncateRequest, WriteFullRequest, WriteRequest, WriterId,
 };
 
 fn object(name: &str) -> ObjectId {
@@ -206,6 +207,28 @@ fn making_room_does_not_sync_each_file() {
             assert_eq!(content(&store, &id), b"y");
         }
     }
+}
+
+/// Otherwise a read after the deadline could show the old bytes, and the change be made later.
+#[test]
+fn a_change_whose_deadline_passes_while_it_waits_for_its_locks_is_never_made() {
+    let (disk, clock, id) = (new_disk(), ManualClock::new(), object("a"));
+    let before = open(&disk).unwrap();
+    write(&before, &id, b"one", Durability::Cached);
+    before.close().unwrap();
+    drop(before);
+    let config = FileConfig { threads: 2, ..FileConfig::default() };
+    let clock_of_store = Arc::new(clock.clone());
+    let store =
+        FileStore::over(Path::new(ROOT), config, clock_of_store, Arc::new(disk.clone()), None).unwrap();
+    disk.hold("open", &file_of("a"));
+    let deadline = clock.now() + Duration::from_secs(1);
+    let late = store.write(WriteRequest::new(id.clone(), 0, b"two").deadline(deadline));
+    disk.wait_held();
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(block_on(late).map(drop), Err(Error::DeadlinePassed));
+    disk.release();
+    assert_eq!(content(&store, &id), b"one");
 }
 
 /// A flush of many objects stores them together: the headers after the data, and concurrent changes
