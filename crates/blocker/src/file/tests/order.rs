@@ -209,6 +209,33 @@ fn making_room_does_not_sync_each_file() {
     }
 }
 
+/// The thread that has made a directory may not have recorded yet that the entry is unstored.
+#[test]
+fn what_is_stored_in_a_directory_that_another_thread_has_just_made_survives() {
+    for seed in 0..8 {
+        let disk = new_disk();
+        let store = Arc::new(open(&disk).unwrap());
+        let spawn_write = |name, durability| {
+            let store = Arc::clone(&store);
+            thread::spawn(move || write(&store, &object(name), b"x", durability))
+        };
+        disk.hold("after make_dir", &Path::new(ROOT).join("objects/n.ns"));
+        let first = spawn_write("first", Durability::Cached);
+        disk.wait_held();
+        let second = spawn_write("second", Durability::Stored);
+        // The second write waits for the first one, or it has been made.
+        while store.store.unsynced_dirs.try_lock().is_some() && !second.is_finished() {
+            thread::yield_now();
+        }
+        disk.release();
+        first.join().unwrap();
+        second.join().unwrap();
+        drop(store);
+        disk.power_cycle(seed);
+        assert_eq!(content(&open(&disk).unwrap(), &object("second")), b"x", "seed {seed}");
+    }
+}
+
 /// Otherwise a read after the deadline could show the old bytes, and the change be made later.
 #[test]
 fn a_change_whose_deadline_passes_while_it_waits_for_its_locks_is_never_made() {
