@@ -131,16 +131,14 @@ impl Core {
     /// # Errors
     /// Returns the errors of a read, except `Missing`: the object is still unsettled.
     pub(crate) async fn settle(self: &Arc<Self>, space: &Space, object: &ObjectId) -> Result<()> {
-        if !self.objects.is_unsettled(object) {
-            return Ok(());
-        }
+        let Some(doubt) = self.objects.unsettled(object) else { return Ok(()) };
         for _ in 0..TRIES {
             let view = self.look(space, &object.name, true).await?;
             let moved = match view.head {
                 Head::Absent | Head::Foreign { .. } => {
                     // If there is no head, none of this store's changes can be applied either,
                     // because they compare the head.
-                    self.objects.settled(object);
+                    self.objects.settled(object, &doubt);
                     return Ok(());
                 }
                 Head::Ghost { .. } => Head::Ghost { gate: format::nonce() },
@@ -151,7 +149,7 @@ impl Core {
             match self.change_own(space, &self.layout.object(&object.name), op).await.code {
                 0.. => {
                     self.limits.stats.settled.increment();
-                    self.objects.settled(object);
+                    self.objects.settled(object, &doubt);
                     return Ok(());
                 }
                 errno::CANCELED | errno::NOENT => {}

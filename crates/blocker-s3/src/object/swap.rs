@@ -50,15 +50,18 @@ impl Core {
     pub(crate) async fn look(&self, object: &ObjectId) -> Result<Option<Seen>> {
         let path = self.layout.head(object);
         for _ in 0..SETTLES {
+            // Before the head: an answer from before a late put says nothing about it.
+            let doubt = self.heads.unsettled(object);
             let seen = self.look_at(object, &path).await?;
-            let Some(base) = self.heads.unsettled(object) else { return Ok(seen) };
-            let Some(seen) = seen.filter(|seen| base.is_none_or(|base| base == seen.etag)) else {
+            let Some(doubt) = doubt else { return Ok(seen) };
+            let may_come = |seen: &Seen| doubt.base.as_ref().is_none_or(|base| *base == seen.etag);
+            let Some(seen) = seen.filter(may_come) else {
                 // The late put requires a head that no longer exists and never recurs.
-                self.heads.settled(object);
+                self.heads.settled(object, &doubt);
                 continue;
             };
             match self.swap(object, &seen, seen.head.next()).await {
-                Swap::Done(_) => self.heads.settled(object),
+                Swap::Done(_) => self.heads.settled(object, &doubt),
                 Swap::Lost => {}
                 Swap::Failed(error) => return Err(error),
                 Swap::Unknown(error) => return Err(Error::Retryable(error.to_string().into())),

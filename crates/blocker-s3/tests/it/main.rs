@@ -8,6 +8,7 @@ mod forgetting;
 #[path = "support/http.rs"]
 mod http;
 mod kill9;
+mod late;
 #[path = "support/measure.rs"]
 mod measure;
 mod network;

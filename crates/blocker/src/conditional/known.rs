@@ -6,19 +6,31 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::ObjectId;
 
 /// The last known states (`S`) of objects, and the unsettled objects, each with the state (`B`) on
-/// which its late change is conditional.
+/// which its late change is conditional. The default of `B` stands for any state.
 pub struct Known<S, B> {
     generations: Mutex<Generations<S>>,
     young_weight_max: usize,
     weigh: fn(&ObjectId, &S) -> usize,
-    unsettled: Mutex<HashMap<ObjectId, B>>,
+    unsettled: Mutex<HashMap<ObjectId, Doubt<B>>>,
     unsettled_max: usize,
+    /// The number of doubts so far.
+    doubts: AtomicU64,
+}
+
+/// The late changes that an unsettled object had at some time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Doubt<B> {
+    /// The state on which they are conditional.
+    pub base: B,
+    /// Rises with each late change, so that what settles one does not count for the next.
+    number: u64,
 }
 
 /// When the young generation is full, it replaces the old generation. The states of the old
@@ -35,13 +47,13 @@ impl<S> Default for Generations<S> {
     }
 }
 
-impl<S: Clone, B: Clone> Known<S, B> {
+impl<S: Clone, B: Clone + Default + PartialEq> Known<S, B> {
     /// Returns a memory for states with a total weight of at most `weight_max`, measured by
     /// `weigh`, and for at most `unsettled_max` unsettled objects.
     #[must_use]
     pub fn new(weight_max: usize, weigh: fn(&ObjectId, &S) -> usize, unsettled_max: usize) -> Self {
-        let (generations, unsettled) = Default::default();
-        Self { generations, young_weight_max: weight_max / 2, weigh, unsettled, unsettled_max }
+        let (generations, unsettled, doubts) = Default::default();
+        Self { generations, young_weight_max: weight_max / 2, weigh, unsettled, unsettled_max, doubts }
     }
 
     /// Returns the last known state of an object.
@@ -102,15 +114,21 @@ impl<S: Clone, B: Clone> Known<S, B> {
     pub fn unsettle(&self, object: &ObjectId, base: B) {
         self.forget(object);
         let mut unsettled = self.unsettled.lock();
-        if unsettled.len() < self.unsettled_max {
-            unsettled.insert(object.clone(), base);
+        let number = self.doubts.fetch_add(1, Ordering::Relaxed);
+        if let Some(doubt) = unsettled.get_mut(object) {
+            if doubt.base != base {
+                doubt.base = B::default();
+            }
+            doubt.number = number;
+        } else if unsettled.len() < self.unsettled_max {
+            unsettled.insert(object.clone(), Doubt { base, number });
         }
     }
 
-    /// Returns the state on which a late change of the object is conditional, if the object is
-    /// unsettled.
+    /// Returns the doubt about an object, if it is unsettled. Only what the store does after this
+    /// call can settle the object.
     #[must_use]
-    pub fn unsettled(&self, object: &ObjectId) -> Option<B> {
+    pub fn unsettled(&self, object: &ObjectId) -> Option<Doubt<B>> {
         self.unsettled.lock().get(object).cloned()
     }
 
@@ -120,9 +138,13 @@ impl<S: Clone, B: Clone> Known<S, B> {
         self.unsettled.lock().contains_key(object)
     }
 
-    /// Records that the store can no longer apply a late change to the object.
-    pub fn settled(&self, object: &ObjectId) {
-        self.unsettled.lock().remove(object);
+    /// Records that the store can no longer apply the late changes of `doubt` to the object. The
+    /// object stays unsettled if there has been another one in the meantime.
+    pub fn settled(&self, object: &ObjectId, doubt: &Doubt<B>) {
+        let mut unsettled = self.unsettled.lock();
+        if unsettled.get(object).is_some_and(|last| last.number == doubt.number) {
+            unsettled.remove(object);
+        }
     }
 
     /// Returns the number of unsettled objects.
@@ -184,9 +206,19 @@ mod tests {
         known.remember(&object(1), ());
         known.unsettle(&object(1), 7);
         assert!(known.is_unsettled(&object(1)) && !known.is_unsettled(&object(2)));
-        assert_eq!((known.unsettled(&object(1)), known.unsettled_count()), (Some(7), 1));
+        let first = known.unsettled(&object(1)).unwrap();
+        assert_eq!((first.base, known.unsettled_count()), (7, 1));
         assert!(known.recall(&object(1)).is_none(), "recall returned an unsettled object's state");
-        known.settled(&object(1));
+        // What settles the first late change does not settle the second.
+        known.unsettle(&object(1), 7);
+        known.settled(&object(1), &first);
+        let second = known.unsettled(&object(1)).unwrap();
+        assert_eq!(second.base, 7);
+        known.settled(&object(1), &second);
         assert!(!known.is_unsettled(&object(1)));
+        // Two late changes that are conditional on different states.
+        known.unsettle(&object(1), 7);
+        known.unsettle(&object(1), 8);
+        assert_eq!(known.unsettled(&object(1)).unwrap().base, 0);
     }
 }

@@ -9,7 +9,7 @@
 pub mod claims;
 mod known;
 
-pub use known::Known;
+pub use known::{Doubt, Known};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

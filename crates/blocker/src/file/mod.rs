@@ -63,7 +63,7 @@ pub use directory::Access;
 
 use directory::{DirectoryLock, open_regular};
 use disk::Disk;
-use pool::{Late, Pool};
+use pool::{Begin, Late, Pool};
 use real::RealDisk;
 use store::Store;
 
@@ -221,20 +221,33 @@ impl FileStore {
         }
     }
 
-    /// Runs `act` on this thread, or on a thread of the pool.
+    /// Runs an operation on this thread, or on a thread of the pool, where it begins at once.
     fn run<T: Send + 'static>(
         &self,
         call: Call,
         late: Late,
         act: impl FnOnce(&Store) -> Result<T> + Send + 'static,
     ) -> Reply<T> {
+        self.run_with(call, late, move |store, begin| {
+            begin()?;
+            act(store)
+        })
+    }
+
+    /// Runs an operation as [`Self::run`] does, but `act` tells when it begins.
+    fn run_with<T: Send + 'static>(
+        &self,
+        call: Call,
+        late: Late,
+        act: impl FnOnce(&Store, Begin<'_>) -> Result<T> + Send + 'static,
+    ) -> Reply<T> {
         if let Err(error) = call.check(&*self.clock) {
             return Reply::err(error);
         }
-        let Some(pool) = &self.pool else { return Reply::Ready(act(&self.store)) };
+        let Some(pool) = &self.pool else { return Reply::Ready(act(&self.store, &|| Ok(()))) };
         let store = Arc::clone(&self.store);
         let deadline = call.deadline.map(|deadline| (deadline, &*self.clock));
-        pool.submit(deadline, late, move || act(&store))
+        pool.submit(deadline, late, move |begin| act(&store, begin))
     }
 }
 
@@ -276,8 +289,9 @@ impl Blocker for FileStore {
         if let Err(error) = request.change.check_runs(|| self.capabilities()) {
             return Reply::err(error);
         }
-        self.at_once(&request.call, |store| store.write_at_once(&request))
-            .unwrap_or_else(|| self.run(request.call, LATE_CHANGE, move |store| store.change(&request)))
+        self.at_once(&request.call, |store| store.write_at_once(&request)).unwrap_or_else(|| {
+            self.run_with(request.call, LATE_CHANGE, move |store, begin| store.change(&request, begin))
+        })
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

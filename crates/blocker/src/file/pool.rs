@@ -1,8 +1,11 @@
 //! A bounded pool of threads for blocking jobs, and the futures of the jobs' results.
 //!
-//! A job is *queued*, *running*, *done* or *cancelled*. Only a queued job can be cancelled, by
+//! A job *waits*, *has begun*, is *done* or *cancelled*. Only a job that waits can be cancelled, by
 //! dropping its future or by its deadline. So an operation either never begins or runs to
 //! completion.
+//!
+//! The operation itself tells when it begins. A change begins once it has its locks, so that a read
+//! after an *outcome unknown* waits for the change, and shows the outcome.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -38,8 +41,12 @@ struct Queue {
     closed: bool,
 }
 
-/// The result of a job that runs past its deadline.
+/// The result of an operation that has begun and runs past its deadline.
 pub(super) type Late = fn() -> Error;
+
+/// Begins the operation, which then has to run to completion. Returns an error if nobody waits for
+/// it any more: it must not begin.
+pub(super) type Begin<'a> = &'a dyn Fn() -> Result<()>;
 
 impl Pool {
     /// # Errors
@@ -54,14 +61,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Runs `act` on a thread of the pool.
+    /// Runs `act` on a thread of the pool. `act` tells when its operation begins.
     pub(super) fn submit<T: Send + 'static>(
         &self,
         deadline: Option<(Timestamp, &dyn Clock)>,
         late: Late,
-        act: impl FnOnce() -> Result<T> + Send + 'static,
+        act: impl FnOnce(Begin<'_>) -> Result<T> + Send + 'static,
     ) -> Reply<T> {
-        let ticket = Arc::new(Mutex::new(Ticket { phase: Phase::Queued, waker: None }));
+        let ticket = Arc::new(Mutex::new(Ticket { phase: Phase::Waiting, waker: None }));
         let job: Job = {
             let ticket = Arc::clone(&ticket);
             Box::new(move || run(&ticket, act))
@@ -117,23 +124,29 @@ struct Ticket<T> {
 }
 
 enum Phase<T> {
-    Queued,
-    Running,
+    Waiting,
+    Begun,
     Done(Result<T>),
     /// The job was cancelled, or its result has been taken.
     Over,
 }
 
-fn run<T>(ticket: &Mutex<Ticket<T>>, act: impl FnOnce() -> Result<T>) {
-    {
+fn run<T>(ticket: &Mutex<Ticket<T>>, act: impl FnOnce(Begin<'_>) -> Result<T>) {
+    if matches!(ticket.lock().phase, Phase::Over) {
+        return;
+    }
+    let begin = || {
         let mut ticket = ticket.lock();
         match ticket.phase {
-            Phase::Queued => ticket.phase = Phase::Running,
-            _ => return,
+            Phase::Waiting => {
+                ticket.phase = Phase::Begun;
+                Ok(())
+            }
+            _ => Err(Error::DeadlinePassed),
         }
-    }
+    };
     let bug = |_| Err(Error::OutcomeUnknown("the file backend panicked: a bug".into()));
-    let answer = catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(bug);
+    let answer = catch_unwind(AssertUnwindSafe(|| act(&begin))).unwrap_or_else(bug);
     let waker = {
         let mut ticket = ticket.lock();
         if !matches!(ticket.phase, Phase::Over) {
@@ -159,8 +172,8 @@ impl<T> Future for JobFuture<T> {
         let mut ticket = self.ticket.lock();
         match std::mem::replace(&mut ticket.phase, Phase::Over) {
             Phase::Done(answer) => Poll::Ready(answer),
-            Phase::Queued if is_late => Poll::Ready(Err(Error::DeadlinePassed)),
-            Phase::Running if is_late => Poll::Ready(Err(late())),
+            Phase::Waiting if is_late => Poll::Ready(Err(Error::DeadlinePassed)),
+            Phase::Begun if is_late => Poll::Ready(Err(late())),
             Phase::Over => panic!("polled after completion"),
             waiting => {
                 ticket.phase = waiting;
@@ -173,7 +186,7 @@ impl<T> Future for JobFuture<T> {
 
 impl<T> Drop for JobFuture<T> {
     fn drop(&mut self) {
-        // A running job continues to its end, but its result is dropped.
+        // An operation that has begun continues to its end, but its result is dropped.
         self.ticket.lock().phase = Phase::Over;
     }
 }
@@ -196,7 +209,8 @@ mod tests {
         let busy = pool.submit(
             None,
             || Error::DeadlinePassed,
-            move || {
+            move |begin| {
+                begin()?;
                 started.send(()).unwrap();
                 wait.recv().unwrap();
                 Ok(())
@@ -214,7 +228,8 @@ mod tests {
         drop(pool.submit(
             None,
             || Error::DeadlinePassed,
-            move || {
+            move |begin| {
+                begin()?;
                 flag.store(true, Ordering::SeqCst);
                 Ok(())
             },
@@ -228,8 +243,8 @@ mod tests {
     #[test]
     fn a_full_queue_says_try_again() {
         let (pool, busy, release) = busy_pool(1);
-        let second = pool.submit(None, || Error::DeadlinePassed, || Ok(2));
-        let third = block_on(pool.submit(None, || Error::DeadlinePassed, || Ok(3)));
+        let second = pool.submit(None, || Error::DeadlinePassed, |_| Ok(2));
+        let third = block_on(pool.submit(None, || Error::DeadlinePassed, |_| Ok(3)));
         assert_eq!(third.unwrap_err().kind(), "retryable");
         release.send(()).unwrap();
         assert_eq!(block_on(second), Ok(2));
@@ -244,13 +259,14 @@ mod tests {
         let (release, wait) = mpsc::channel::<()>();
         let (started, has_started) = mpsc::channel::<()>();
         let late: Late = || Error::OutcomeUnknown("late".into());
-        let running = pool.submit(Some((at, &clock)), late, move || {
+        let running = pool.submit(Some((at, &clock)), late, move |begin| {
+            begin()?;
             started.send(()).unwrap();
             wait.recv().unwrap();
             Ok(())
         });
         has_started.recv().unwrap();
-        let queued = pool.submit(Some((at, &clock)), late, || Ok(()));
+        let queued = pool.submit(Some((at, &clock)), late, |_| Ok(()));
         clock.advance(Duration::from_secs(1));
         assert_eq!(block_on(queued), Err(Error::DeadlinePassed));
         assert_eq!(block_on(running).unwrap_err().kind(), "outcome_unknown");

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, ready};
 
-use blocker::{Capabilities, Change, Durability, Error, Event, Scope, Survives};
+use blocker::{Capabilities, Change, Durability, Error, Event, Survives};
 use connection::{Output, PayloadPool, Stream, Transcript};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -381,18 +381,13 @@ impl Shared {
 
     /// Records an acknowledged change that a crash of the server would lose.
     pub(super) fn record(&self, instance: InstanceId, request: &Request, outcome: &Outcome) {
-        let Outcome::Answered(answer) = outcome else { return };
-        let (request, reply) = match (request, answer) {
-            (Request::Invalidate(request), Answer::Invalidate(_)) => {
-                return self.unflushed.clear(&request.scope);
-            }
-            (Request::Change(request), Answer::Change(reply)) => (request, reply),
-            _ => return,
+        let (Request::Change(request), Outcome::Answered(Answer::Change(reply))) = (request, outcome) else {
+            return;
         };
         let object = &request.object;
         if request.change.replaces_content() || matches!(request.change, Change::Copy { .. }) {
             // The new content repairs the object's loss.
-            self.unflushed.clear(&Scope::Object(object.clone()));
+            self.unflushed.replaced(object);
         }
         if reply.durability == Durability::Cached {
             self.unflushed.acknowledged(instance, object, request.terms.domain);

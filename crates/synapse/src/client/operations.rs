@@ -106,7 +106,14 @@ impl Blocker for SynapseBlocker {
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
         check!(self.check_deadline(&request.call));
-        send!(self, Request::Invalidate(request), Invalidate)
+        let (shared, scope) = (Arc::clone(&self.core.shared), request.scope.clone());
+        let begun = shared.unflushed.begin_invalidation();
+        let call = call!(&self.core, Request::Invalidate(request), Answer::Invalidate(reply) => reply);
+        Reply::pending(async move {
+            let reply = call.await?;
+            shared.unflushed.invalidated(&scope, begun);
+            Ok(reply)
+        })
     }
 
     /// Returns the control plane of the server.

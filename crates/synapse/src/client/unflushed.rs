@@ -51,6 +51,8 @@ struct State {
     lost: HashMap<Namespace, Lost>,
     lost_count: usize,
     lost_all: bool,
+    /// A number that rises with each loss, so that an invalidation accepts none after its beginning.
+    losses: u64,
 }
 
 /// The order domains of an object's changes since its last flush.
@@ -97,7 +99,9 @@ impl Unflushed {
             drop(dirty);
             return true;
         }
-        state.lost_all |= all.is_some();
+        if all.is_some() {
+            state.lose_all();
+        }
         for (namespace, dirty) in dirty {
             if dirty.whole.is_some() {
                 state.lose_namespace(namespace);
@@ -178,35 +182,34 @@ impl Unflushed {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().check(scope) } else { Ok(()) }
     }
 
-    /// Clears the record of `scope`, which was rewritten, deleted, or invalidated.
-    pub(super) fn clear(&self, scope: &Scope) {
+    /// Clears the record of an object whose content was replaced.
+    pub(super) fn replaced(&self, object: &ObjectId) {
         if !self.is_any.load(Ordering::Acquire) {
             return;
         }
         let mut state = self.state.lock();
         let state = &mut *state;
-        match scope {
-            Scope::Object(object) => {
-                if let Some(dirty) = state.dirty.get_mut(&object.namespace) {
-                    state.dirty_count -= usize::from(dirty.remove(&object.name));
-                }
-                if let Some(lost) = state.lost.get_mut(&object.namespace) {
-                    state.lost_count -= usize::from(lost.objects.remove(&object.name));
-                    if lost.objects.is_empty() && !lost.whole {
-                        state.lost.remove(&object.namespace);
-                    }
-                }
-            }
-            // The record does not hold the domains of lost objects.
-            Scope::Domain(..) => {}
-            Scope::Namespace(namespace) => {
-                state.dirty_count -= state.dirty.remove(namespace).map_or(0, |dirty| dirty.objects.len());
-                state.lost_count -= state.lost.remove(namespace).map_or(0, |lost| lost.objects.len());
-            }
-            _ => {
-                (state.dirty, state.dirty_count, state.dirty_all) = Default::default();
-                (state.lost, state.lost_count, state.lost_all) = Default::default();
-            }
+        if let Some(dirty) = state.dirty.get_mut(&object.namespace) {
+            state.dirty_count -= usize::from(dirty.remove(&object.name));
+        }
+        state.accept_object(object);
+    }
+
+    /// Returns the number of losses so far, which an invalidation that begins now accepts.
+    pub(super) fn begin_invalidation(&self) -> u64 {
+        if self.is_any.load(Ordering::Acquire) { self.state.lock().losses } else { 0 }
+    }
+
+    /// Clears the losses of `scope`, which an invalidation has accepted that began at `begun`. If
+    /// more was lost in the meantime, all losses stay. Dirty objects stay in any case: the server
+    /// still has their changes in memory.
+    pub(super) fn invalidated(&self, scope: &Scope, begun: u64) {
+        if !self.is_any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.losses == begun {
+            state.accept(scope);
         }
     }
 }
@@ -214,9 +217,9 @@ impl Unflushed {
 impl State {
     fn lose(&mut self, namespace: &Namespace, name: Name) {
         if !self.lost.contains_key(namespace) && self.lost.len() >= NAMESPACES_MAX {
-            self.lost_all = true;
-            return;
+            return self.lose_all();
         }
+        self.losses += 1;
         let lost = self.lost.entry(namespace.clone()).or_default();
         if lost.whole || !lost.objects.insert(name) {
             return;
@@ -232,11 +235,37 @@ impl State {
 
     fn lose_namespace(&mut self, namespace: Namespace) {
         if !self.lost.contains_key(&namespace) && self.lost.len() >= NAMESPACES_MAX {
-            self.lost_all = true;
-            return;
+            return self.lose_all();
         }
+        self.losses += 1;
         let lost = Lost { objects: HashSet::default(), whole: true };
         self.lost_count -= self.lost.insert(namespace, lost).map_or(0, |lost| lost.objects.len());
+    }
+
+    fn lose_all(&mut self) {
+        self.losses += 1;
+        self.lost_all = true;
+    }
+
+    /// Clears the losses of a scope.
+    fn accept(&mut self, scope: &Scope) {
+        match scope {
+            Scope::Object(object) => self.accept_object(object),
+            // The record does not hold the domains of lost objects.
+            Scope::Domain(..) => {}
+            Scope::Namespace(namespace) => {
+                self.lost_count -= self.lost.remove(namespace).map_or(0, |lost| lost.objects.len());
+            }
+            _ => (self.lost, self.lost_count, self.lost_all) = Default::default(),
+        }
+    }
+
+    fn accept_object(&mut self, object: &ObjectId) {
+        let Some(lost) = self.lost.get_mut(&object.namespace) else { return };
+        self.lost_count -= usize::from(lost.objects.remove(&object.name));
+        if lost.objects.is_empty() && !lost.whole {
+            self.lost.remove(&object.namespace);
+        }
     }
 
     fn check(&self, scope: &Scope) -> Result<(), Error> {
@@ -385,7 +414,22 @@ mod tests {
         assert!(!is_lost(&all, &Scope::Object(object("flushed"))));
         // A flush that began before the restart must not succeed either.
         assert!(all.flushed(&Scope::All, begun + 9).is_err());
-        all.clear(&Scope::Object(object("after")));
+        all.replaced(&object("after"));
+        assert!(!is_lost(&all, &Scope::All));
+    }
+
+    #[test]
+    fn an_invalidation_accepts_the_losses_before_it_and_keeps_what_may_still_be_lost() {
+        let all = Unflushed::default();
+        all.connected_to([1; 16], &[]);
+        all.acknowledged([1; 16], &object("a"), None);
+        all.invalidated(&Scope::All, all.begin_invalidation());
+        let begun = all.begin_invalidation();
+        all.connected_to([2; 16], &[]);
+        assert!(is_lost(&all, &Scope::Object(object("a"))), "its change was not stored");
+        all.invalidated(&Scope::All, begun);
+        assert!(is_lost(&all, &Scope::All), "it was lost after the invalidation began");
+        all.invalidated(&namespace("n"), all.begin_invalidation());
         assert!(!is_lost(&all, &Scope::All));
     }
 
@@ -451,7 +495,7 @@ mod tests {
         assert!(is_lost(&all, &Scope::Object(within("large", "new"))));
         assert!(is_lost(&all, &Scope::Object(within("small", "a"))));
 
-        all.clear(&Scope::All);
+        all.invalidated(&Scope::All, all.begin_invalidation());
         for n in 0..=OBJECTS_MAX {
             all.acknowledged([2; 16], &within("large", n.to_string()), None);
         }
@@ -459,7 +503,7 @@ mod tests {
         all.connected_to([3; 16], &[]);
         assert!(is_lost(&all, &namespace("large")));
         assert!(!is_lost(&all, &namespace("small")));
-        all.clear(&namespace("large"));
+        all.invalidated(&namespace("large"), all.begin_invalidation());
         assert!(!is_lost(&all, &Scope::All));
     }
 
@@ -495,7 +539,7 @@ mod tests {
         all.flushed(&Scope::Namespace(named(0).namespace), all.begin_flush()).unwrap();
         all.connected_to([2; 16], &[]);
         assert!(is_lost(&all, &Scope::Object(named(NAMESPACES_MAX + 7))));
-        all.clear(&Scope::All);
+        all.invalidated(&Scope::All, all.begin_invalidation());
         assert!(!is_lost(&all, &Scope::All));
     }
 }

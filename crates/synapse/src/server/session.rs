@@ -273,14 +273,12 @@ impl Sessions {
             return Ok(());
         }
         // A session is kept while one of its requests is being executed, because the outcome may be
-        // needed.
+        // needed, and while a connection has attached it or is about to take it: the client's next
+        // connection must find it, and replace that one. Each of them has a reference.
         let mut left: Vec<_> = all
             .iter()
-            .filter_map(|(id, session)| {
-                let state = session.state.lock();
-                let is_left = state.slots.as_ref().is_some_and(|slots| slots.executing_count() == 0);
-                is_left.then_some((state.left_at, *id))
-            })
+            .filter(|(_, session)| Arc::strong_count(session) == 1)
+            .map(|(id, session)| (session.state.lock().left_at, *id))
             .collect();
         left.sort_unstable();
         let overdue = left.iter().take_while(|(at, _)| now.since(*at) >= linger).count();
@@ -291,5 +289,30 @@ impl Sessions {
             return Ok(());
         }
         Err(Error::Retryable("the server has too many sessions; raise sessions_max".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::executor::{block_on, poll_times};
+
+    use super::*;
+
+    #[test]
+    fn a_session_that_a_connection_is_about_to_take_is_not_forgotten() {
+        let sessions = Sessions::new(1, Duration::ZERO);
+        let attach = |client| {
+            let id = SessionId { client: [client; 16], lane: 0 };
+            sessions.attach(id, Timestamp(1), || Slots::new(1, true))
+        };
+        let (first, _) = block_on(attach(1)).unwrap();
+        let mut second = Box::pin(attach(1));
+        assert!(poll_times(&mut second, 1, Duration::ZERO).is_none(), "the first connection has the slots");
+        drop(first);
+        assert!(matches!(block_on(attach(2)), Err(Error::Retryable(_))));
+        let (second, is_known) = block_on(second).unwrap();
+        assert!(is_known);
+        drop(second);
+        assert!(!block_on(attach(2)).unwrap().1);
     }
 }

@@ -191,6 +191,25 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
     });
 }
 
+/// An invalidation drops clean copies. The server's cache keeps dirty data, which a crash loses.
+#[test]
+fn what_a_server_has_not_stored_is_lost_with_it_in_spite_of_an_invalidation() {
+    simulate(async {
+        let clock = TokioClock::new();
+        let server = server(clock, Arc::new(Caching(Arc::new(clock.memory()))));
+        let client = server.client().await;
+        let invalidate = || client.invalidate(InvalidateRequest::new(Scope::All));
+        let flush = || client.flush(FlushRequest::new(Scope::All)).into_future();
+        let written = client.write(WriteRequest::new(object("o"), 0, b"x")).await.unwrap();
+        assert_eq!(written.durability, Durability::Cached);
+        invalidate().await.unwrap();
+        server.restart().await;
+        assert!(lost(flush().await));
+        invalidate().await.unwrap();
+        flush().await.unwrap();
+    });
+}
+
 #[test]
 fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_again() {
     simulate(async {

@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     LostAnswer,
     /// The request's response is lost; a put is executed after all other requests.
     Late,
+    /// The request is executed, and its caller receives the response at its next poll.
+    Slow,
     /// Neither this request nor any later one arrives.
     DeadBefore,
     /// The request is executed, and from then on no request gets a response.
@@ -213,16 +215,17 @@ impl Server {
     }
 
     async fn answer<T>(&self, fault: Option<Fault>, answer: Outcome<T>) -> Outcome<T> {
+        let is_slow = fault == Some(Fault::Slow);
         let yields = {
             let mut plan = self.plan.lock();
             plan.is_dead |= fault == Some(Fault::DeadAfter);
             let yields_max = plan.yields_max;
-            plan.rng.random_range(0..=yields_max)
+            plan.rng.random_range(0..=yields_max) + u32::from(is_slow)
         };
         for _ in 0..yields {
             yield_now().await;
         }
-        if fault.is_some() { Err(broken()) } else { answer }
+        if fault.is_some() && !is_slow { Err(broken()) } else { answer }
     }
 }
 

@@ -10,6 +10,7 @@ use crate::admission::{admit, check_condition};
 use crate::conditional::check;
 use crate::file::disk::{DiskFile, Open};
 use crate::file::object::{Object, State};
+use crate::file::pool::Begin;
 use crate::file::slot::{Found, HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT, data_at, name_sum};
 use crate::file::store::{Store, ambiguous};
 use crate::{
@@ -19,20 +20,21 @@ use crate::{
 
 impl Store {
     /// Makes a change: admits it under the claims, changes the object, and stores the change before
-    /// the reply if the request asks for this.
-    pub(in crate::file) fn change(&self, request: &ChangeRequest) -> Result<ChangeReply> {
+    /// the reply if the request asks for this. The change begins once it has its locks.
+    pub(in crate::file) fn change(&self, request: &ChangeRequest, begin: Begin<'_>) -> Result<ChangeReply> {
         let ChangeRequest { object: id, change, terms, .. } = request;
         check(change, self.config.object_bytes_max)?;
         self.check_changeable()?;
         let object = self.object(id)?;
         let (version, size_bytes) = match change {
             Change::Copy { from, from_condition } if from != id => {
-                self.copy(from, *from_condition, &object, terms)?
+                self.copy(from, *from_condition, &object, terms, begin)?
             }
             _ => {
                 let held = self.claims.read();
                 self.check_open()?;
                 let mut state = self.loaded_mut(&object)?;
+                begin()?;
                 admit(state.head(), held.claims.in_force(id, terms.domain), terms)?;
                 match change {
                     Change::Delete => self.delete(&object, &mut state, terms)?,
@@ -302,6 +304,7 @@ impl Store {
         from_condition: Condition,
         target: &Arc<Object>,
         terms: &ChangeTerms,
+        begin: Begin<'_>,
     ) -> Result<(Version, u64)> {
         let source = self.object(from)?;
         let held = self.claims.read();
@@ -315,6 +318,7 @@ impl Store {
             state = self.loaded_mut(target)?;
             source_state = self.loaded_by(&source, |source| source.state.read_pair())?;
         }
+        begin()?;
         admit(state.head(), held.claims.in_force(&target.id, terms.domain), terms)?;
         let file = source_state.live()?;
         check_condition(Some(source_state.version), from_condition)?;

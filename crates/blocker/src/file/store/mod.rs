@@ -45,7 +45,7 @@ pub(super) struct Store {
     /// Objects with unstored changes, added under the object's lock.
     unsynced: Mutex<Table>,
     /// Directories with unstored entries.
-    unsynced_dirs: Mutex<UnsyncedDirs>,
+    pub(super) unsynced_dirs: Mutex<UnsyncedDirs>,
     /// The right to store many objects together.
     pub(super) turn: Mutex<()>,
     pub(super) claims: RwLock<ClaimsHeld>,

@@ -149,7 +149,7 @@ impl Store {
 /// that began before a change must not count as covering it, even if another sync has removed the
 /// directory from the list in between.
 #[derive(Default)]
-pub(super) struct UnsyncedDirs {
+pub(in crate::file) struct UnsyncedDirs {
     /// In the same order in every run, as the objects of a flush.
     dirs: BTreeMap<PathBuf, u64>,
     last: u64,

@@ -184,8 +184,13 @@ impl Store {
         let objects = self.root.join("objects");
         let mut missing: Vec<&Path> = path.ancestors().skip(1).take_while(|dir| **dir != objects).collect();
         while let Some(dir) = missing.pop() {
-            if self.disk.make_dir(dir)? {
-                self.entry_changed(dir);
+            // The lock is held until the new entry is recorded: another thread that finds the
+            // directory must not find that its entry is stored.
+            let mut unsynced = self.unsynced_dirs.lock();
+            if self.disk.make_dir(dir)?
+                && let Some(parent) = dir.parent()
+            {
+                unsynced.enter(parent);
             }
         }
         Ok(())

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
 use super::simulated::{Fault, SimulatedDisk};
 use super::testing::{History, ROOT, Seen, new_disk, object_in, open, open_with};
 use crate::executor::block_on;
-use crate::file::FileStore;
+use crate::file::{FileConfig, FileStore};
 use crate::{
-    Blocker, BlockerExt, ClaimRequest, CopyRequest, DeleteRequest, Durability, Epoch, Error, FlushRequest,
-    InfoRequest, ListRequest, ObjectId, ReadRequest, Scope, Stamp, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Clock, CopyRequest, DeleteRequest, Durability, Epoch, Error,
+    FlushRequest, InfoRequest, ListRequest, ManualClock, ObjectId, ReadRequest, Scope, Stamp,
+    TruncateRequest, WriteFullRequest, WriteRequest, WriterId,
 };
 
 fn object(name: &str) -> ObjectId {
@@ -206,6 +207,55 @@ fn making_room_does_not_sync_each_file() {
             assert_eq!(content(&store, &id), b"y");
         }
     }
+}
+
+/// The thread that has made a directory may not have recorded yet that the entry is unstored.
+#[test]
+fn what_is_stored_in_a_directory_that_another_thread_has_just_made_survives() {
+    for seed in 0..8 {
+        let disk = new_disk();
+        let store = Arc::new(open(&disk).unwrap());
+        let spawn_write = |name, durability| {
+            let store = Arc::clone(&store);
+            thread::spawn(move || write(&store, &object(name), b"x", durability))
+        };
+        disk.hold("after make_dir", &Path::new(ROOT).join("objects/n.ns"));
+        let first = spawn_write("first", Durability::Cached);
+        disk.wait_held();
+        let second = spawn_write("second", Durability::Stored);
+        // The second write waits for the first one, or it has been made.
+        while store.store.unsynced_dirs.try_lock().is_some() && !second.is_finished() {
+            thread::yield_now();
+        }
+        disk.release();
+        first.join().unwrap();
+        second.join().unwrap();
+        drop(store);
+        disk.power_cycle(seed);
+        assert_eq!(content(&open(&disk).unwrap(), &object("second")), b"x", "seed {seed}");
+    }
+}
+
+/// Otherwise a read after the deadline could show the old bytes, and the change be made later.
+#[test]
+fn a_change_whose_deadline_passes_while_it_waits_for_its_locks_is_never_made() {
+    let (disk, clock, id) = (new_disk(), ManualClock::new(), object("a"));
+    let before = open(&disk).unwrap();
+    write(&before, &id, b"one", Durability::Cached);
+    before.close().unwrap();
+    drop(before);
+    let config = FileConfig { threads: 2, ..FileConfig::default() };
+    let clock_of_store = Arc::new(clock.clone());
+    let store =
+        FileStore::over(Path::new(ROOT), config, clock_of_store, Arc::new(disk.clone()), None).unwrap();
+    disk.hold("open", &file_of("a"));
+    let deadline = clock.now() + Duration::from_secs(1);
+    let late = store.write(WriteRequest::new(id.clone(), 0, b"two").deadline(deadline));
+    disk.wait_held();
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(block_on(late).map(drop), Err(Error::DeadlinePassed));
+    disk.release();
+    assert_eq!(content(&store, &id), b"one");
 }
 
 /// A flush of many objects stores them together: the headers after the data, and concurrent changes

@@ -519,17 +519,21 @@ impl Disk for SimulatedDisk {
 
     fn make_dir(&self, path: &Path) -> io::Result<bool> {
         let (parent, name) = split(path);
-        let mut media = self.media.lock();
-        let power = media.power;
-        media.check(power)?;
-        if media.dirs.contains_key(path) {
-            return Ok(false);
+        {
+            let mut media = self.media.lock();
+            let power = media.power;
+            media.check(power)?;
+            if media.dirs.contains_key(path) {
+                return Ok(false);
+            }
+            media.step(power, |media| {
+                media.dir(&parent)?.set(name, Some(Node::Dir));
+                media.dirs.insert(path.to_path_buf(), Dir::default());
+                Ok(())
+            })?;
         }
-        media.step(power, |media| {
-            media.dir(&parent)?.set(name, Some(Node::Dir));
-            media.dirs.insert(path.to_path_buf(), Dir::default());
-            Ok(true)
-        })
+        self.pass("after make_dir", path);
+        Ok(true)
     }
 
     fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], Kind)) -> io::Result<()> {
