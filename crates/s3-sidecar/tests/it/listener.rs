@@ -442,6 +442,30 @@ fn keys_in_a_deletion_of_many_are_decided_one_by_one() {
 }
 
 #[test]
+fn no_right_to_a_bucket_deletes_what_is_outside_of_it() {
+    for rights in ["\"data\"", "\"*\""] {
+        let guarded = guarded(&key(rights, rights));
+        let delete = |query: &str, key: &str| {
+            let [one, other] = ["in/a", key].map(|key| format!("<Object><Key>{key}</Key></Object>"));
+            let body = format!("<Delete>{one}{other}</Delete>");
+            guarded.send(Signer::default().upload(&format!("POST /data?{query}"), body.as_bytes(), &[]))
+        };
+        assert_eq!(delete("delete=", "a/../b").status, 200);
+        guarded.endpoint.take_seen();
+        for query in ["delete=", "Delete=", "delete=&more="] {
+            for key in ["../other/k", "in/../../other/k", "&#46;./other/k", ".."] {
+                let answer = delete(query, key);
+                assert_eq!((answer.status, &*code(&answer)), (400, "InvalidURI"), "{query} {key}");
+            }
+            // An endpoint could read other keys in it than the sidecar.
+            let answer = delete(query, "<![CDATA[../other/k]]>");
+            assert_eq!((answer.status, &*code(&answer)), (400, "MalformedXML"), "{query}");
+        }
+        assert!(guarded.endpoint.take_seen().is_empty());
+    }
+}
+
+#[test]
 fn keys_are_replaced_while_the_sidecar_runs() {
     let guarded = open();
     guarded.endpoint.put("/bucket/k", object("v1", "hello"));
