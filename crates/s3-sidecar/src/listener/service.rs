@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::Shared;
 use crate::access_log::{Entry, measured};
 use crate::auth::denial::Denial;
-use crate::auth::{Access, Decision, payload};
+use crate::auth::{Access, Check, Decision, payload};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::{Failure, Upstream};
 use crate::http::body::{self, Body};
@@ -159,7 +159,7 @@ impl Access {
     ) -> Result<Upload, Denial> {
         let decided = self.decide(addressing, head).and_then(|decision| {
             let Some(Decision { payload, chain, deletion }) = decision else { return Ok(None) };
-            let check = payload::check(head, payload, chain, !body.is_none())?;
+            let check = payload::check(head, payload, chain, !body.is_none(), deletion.is_some())?;
             Ok(Some((check, deletion)))
         });
         let (check, deletion) = match decided {
@@ -173,9 +173,12 @@ impl Access {
         let is_checked = check.is_some();
         body.check = check;
         if let Some(deletion) = deletion {
-            let bytes = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
-            let bytes = bytes.map_err(|_| Denial::Stalled)??;
+            let collected = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
+            let (bytes, check) = collected.map_err(|_| Denial::Stalled)??;
             deletion.check(&bytes)?;
+            if let Some((name, value)) = check.and_then(|check| check.checksum()) {
+                head.headers.insert(name, value);
+            }
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
             return Ok(Upload::whole(bytes));
         }
@@ -188,17 +191,17 @@ impl Access {
     }
 }
 
-async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
+async fn collect_one_of_few(body: Upload) -> Result<(Bytes, Option<Check>), Denial> {
     // The semaphore is never closed.
     let _place = BODIES.acquire().await;
     collect(body).await
 }
 
-/// Reads a whole body into memory.
-async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
+/// Reads a whole body into memory. Returns it with its verifier, if it has one.
+async fn collect(mut body: Upload) -> Result<(Bytes, Option<Check>), Denial> {
     let verdict = body.verdict();
     match Limited::new(&mut body, body::DELETION_BYTES_MAX).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
+        Ok(collected) => Ok((collected.to_bytes(), body.check.take())),
         Err(error) if error.is::<LengthLimitError>() => {
             body.drain(&HeaderMap::new()).await;
             Err(Denial::Document("the document is longer than 2 MiB"))

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use crate::support::signer::{self, ACCESS_KEY, SECRET_KEY, Signer, Unsigned, sha256};
 use crate::support::{Answer, Client, Endpoint, Seen, object, pattern, request};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use s3_sidecar::{Auth, Credentials, Keys, Sidecar};
+use sha2::{Digest, Sha256};
 
 const OWN_KEY: &str = "own-key";
 const OWN_SECRET: &str = "own-secret";
@@ -438,6 +441,31 @@ fn keys_in_a_deletion_of_many_are_decided_one_by_one() {
     let long = "x".repeat(5 << 19);
     let answer = delete(&[&long]);
     assert_eq!((answer.status, &*code(&answer)), (400, "MalformedXML"));
+    assert!(guarded.endpoint.take_seen().is_empty());
+}
+
+#[test]
+fn a_chunked_deletion_is_forwarded_whole_with_its_checksum() {
+    let guarded = guarded(&key("", "\"data/in/\""));
+    let body = b"<Delete><Object><Key>in/a</Key></Object></Delete>";
+    let checksum = BASE64_STANDARD.encode(Sha256::digest(body));
+    for trailer in [None, Some(("x-amz-checksum-sha256", checksum.as_str()))] {
+        let (first, rest) = body.split_at(20);
+        let (request, _) = Signer::default().chunked("POST /data?delete=", &[first, rest], trailer);
+        let answer = guarded.send(request);
+        assert_eq!(answer.status, 200, "{trailer:?} {}", code(&answer));
+        let seen = guarded.endpoint.take_seen().remove(0);
+        assert_eq!(seen.body, body);
+        assert_eq!(seen.header("x-amz-checksum-sha256"), trailer.map(|(_, value)| value));
+        for name in ["content-encoding", "x-amz-trailer", "x-amz-decoded-content-length"] {
+            assert_eq!(seen.header(name), None, "{name}");
+        }
+        assert_own_signature(&seen, &guarded.endpoint);
+    }
+    let wrong = Some(("x-amz-checksum-sha256", "AAAA"));
+    let (request, _) = Signer::default().chunked("POST /data?delete=", &[body], wrong);
+    let answer = guarded.send(request);
+    assert_eq!((answer.status, &*code(&answer)), (400, "BadDigest"));
     assert!(guarded.endpoint.take_seen().is_empty());
 }
 
