@@ -516,7 +516,8 @@ impl Connection {
         }
         if let Some(suppressed) = self.shared.admit_log(error.kind()) {
             let path = head.uri.path();
-            tracing::warn!(method = %head.method, path, cause = %error, suppressed, "HTTP request for an object failed");
+            // The admin listener shows this field completely only to holders of its token.
+            tracing::warn!(method = %head.method, object = path, cause = %error, suppressed, "HTTP request for an object failed");
         }
     }
 }
