@@ -1,0 +1,80 @@
+//! The socket of a connection, which counts its bytes, and limits the time of a client that does not
+//! read.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use cached_http::{Socket, Stall};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Returns a socket that adds the bytes it transfers to `moved_bytes`, and whose writes fail after
+/// `stall` without progress.
+pub(crate) fn metered<S: Socket + 'static>(
+    socket: S,
+    stall: Duration,
+    moved_bytes: &Arc<AtomicU64>,
+) -> Box<dyn Socket> {
+    let socket = Metered { socket, moved_bytes: Arc::clone(moved_bytes) };
+    Box::new(Stall::new(socket, stall))
+}
+
+/// A socket that counts the bytes it transfers.
+struct Metered<S> {
+    socket: S,
+    moved_bytes: Arc<AtomicU64>,
+}
+
+impl<S> Metered<S> {
+    fn count(&self, moved: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(count)) = moved {
+            self.moved_bytes.fetch_add(*count as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.socket).poll_read(cx, into);
+        self.moved_bytes.fetch_add((into.filled().len() - before) as u64, Ordering::Relaxed);
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let moved = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.count(&moved);
+        moved
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        runs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let moved = Pin::new(&mut self.socket).poll_write_vectored(cx, runs);
+        self.count(&moved);
+        moved
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
