@@ -470,6 +470,23 @@ fn a_chunked_deletion_is_forwarded_whole_with_its_checksum() {
 }
 
 #[test]
+fn deletions_that_arrive_slowly_keep_no_others_waiting() {
+    let guarded = guarded(&key("", "\"data\""));
+    let body = b"<Delete><Object><Key>k</Key></Object></Delete>";
+    let mut slow = Vec::new();
+    for _ in 0..32 {
+        let mut client = Client::of(&guarded.sidecar);
+        let expect = [("expect", "100-continue")];
+        let upload = Signer::default().upload("POST /data?delete=", body, &expect);
+        client.send(&upload[..upload.len() - body.len()]);
+        // The sidecar waits for the body now.
+        assert_eq!(client.head().unwrap().status, 100);
+        slow.push(client);
+    }
+    assert_eq!(guarded.send(Signer::default().upload("POST /data?delete=", body, &[])).status, 200);
+}
+
+#[test]
 fn no_right_to_a_bucket_deletes_what_is_outside_of_it() {
     for rights in ["\"data\"", "\"*\""] {
         let guarded = guarded(&key(rights, rights));
