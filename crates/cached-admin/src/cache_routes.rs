@@ -56,8 +56,6 @@ fn status(cache: &ObjectCache) -> Value {
 
 async fn switch(cache: WeakObjectCache, request: Request, verb: &'static str, is_attached: bool) -> Response {
     let Some(cache) = cache.upgrade() else { return ended() };
-    tracing::info!(peer = %request.peer, "the admin listener {verb} the object cache");
-    let switched = if is_attached { cache.attach_cache(None) } else { cache.detach_cache(None) };
     let body = match &request.body[..] {
         [] => Ok(Switch::default()),
         body => serde_json::from_slice(body),
@@ -66,6 +64,9 @@ async fn switch(cache: WeakObjectCache, request: Request, verb: &'static str, is
         Ok(Switch { wait_ms }) => wait_of(wait_ms),
         Err(error) => return Response::failure(400, format_args!("give {{\"wait_ms\": 5000}}: {error}")),
     };
+    tracing::info!(peer = %request.peer, "the admin listener {verb} the object cache");
+    // A detachment begins with the call.
+    let switched = if is_attached { cache.attach_cache(None) } else { cache.detach_cache(None) };
     let (is_done, why) = match tokio::time::timeout(wait, switched).await {
         Ok(Ok(())) => (true, None),
         Ok(Err(error)) => (false, Some(error.to_string())),
@@ -342,6 +343,10 @@ mod attaching_tests {
         let shown = ask(&routes, &Method::GET, "/cache.json", "", "").1;
         assert_eq!(shown["state"], "attached", "{shown}");
         assert!(shown["dirty_bytes"].as_u64() >= Some(4096), "{shown}");
+        for body in ["{\"wait\": 1}", "{\"wait_ms\": -1}", "detach"] {
+            assert_eq!(ask(&routes, &Method::POST, "/cache/detach", "", body).0, 400, "{body}");
+            assert_eq!(ask(&routes, &Method::GET, "/cache.json", "", "").1["state"], "attached", "{body}");
+        }
         for body in ["", "{\"wait_ms\": 20000}"] {
             let (status, done) = ask(&routes, &Method::POST, "/cache/detach", "", body);
             let wanted =

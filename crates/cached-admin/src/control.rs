@@ -230,11 +230,17 @@ fn document(effective: &Effective) -> Value {
     json!({ "file": effective.file, "entries": entries })
 }
 
+/// The fields of events that contain names of clients: of objects, and of items.
+const NAMES: [&str; 3] = ["object", "key", "prefix"];
+
 /// Returns a line of the log, whose message is followed by the fields of the event. Names of
-/// objects are data of clients, and are shown completely only with a token.
+/// objects and items are data of clients, and are shown completely only with a token.
 fn line(mut record: Record, has_token: bool) -> Value {
     for (key, value) in record.fields.iter_mut().filter(|_| !has_token) {
-        if let ("object", log::Value::Text(name)) = (*key, value) {
+        if let log::Value::Text(name) = value
+            && NAMES.contains(key)
+            && !name.is_empty()
+        {
             *name = shortened(name);
         }
     }
@@ -327,7 +333,7 @@ mod tests {
 
     #[test]
     fn names_of_objects_are_shown_whole_to_holders_of_the_token_alone() {
-        let record = Record {
+        let record = |field| Record {
             id: 1,
             time: String::new(),
             unix_ms: 2,
@@ -335,13 +341,16 @@ mod tests {
             target: "here",
             message: "lost".into(),
             fields: vec![
-                ("object", log::Value::Text("vm/disk-of-a-client".into())),
+                (field, log::Value::Text("vm/disk-of-a-client".into())),
                 ("cause", log::Value::Text("the store".into())),
             ],
             repeated: 0,
         };
-        let shown = |has_token| line(record.clone(), has_token)["message"].as_str().unwrap().to_owned();
-        assert_eq!(shown(true), "lost object=vm/disk-of-a-client cause=\"the store\"");
-        assert_eq!(shown(false), "lost object=vm/disk-… cause=\"the store\"");
+        let shown = |field, has_token| line(record(field), has_token)["message"].as_str().unwrap().to_owned();
+        for field in NAMES {
+            let with = |name: &str| format!("lost {field}={name} cause=\"the store\"");
+            assert_eq!(shown(field, true), with("vm/disk-of-a-client"));
+            assert_eq!(shown(field, false), with("vm/disk-…"));
+        }
     }
 }

@@ -13,22 +13,18 @@ pub struct Stall<S> {
     socket: S,
     time_max: Duration,
     progress: fn(&S) -> u64,
-    /// The number of bytes sent at the time when the timer was started.
-    sent: u64,
+    /// The progress at the time when the timer was started.
+    progressed: u64,
     /// The timer, which runs while a write waits.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Stall<S> {
-    /// Limits the time of a write without progress to `time_max`.
-    pub fn new(socket: S, time_max: Duration) -> Self {
-        Self::with_progress(socket, time_max, |_| 0)
-    }
-
-    /// Like [`Self::new`], for a socket that sends earlier bytes while a write waits. `sent`
-    /// returns their number, which counts as progress.
-    pub fn with_progress(socket: S, time_max: Duration, sent: fn(&S) -> u64) -> Self {
-        Self { socket, time_max, progress: sent, sent: 0, timer: None }
+    /// Limits the time of a write without progress to `time_max`. `progress` returns a number that
+    /// changes whenever the client receives bytes while a write waits: a full socket takes no more
+    /// bytes before a large part of its buffer is empty, for which a slow client needs long.
+    pub fn new(socket: S, time_max: Duration, progress: fn(&S) -> u64) -> Self {
+        Self { socket, time_max, progress, progressed: 0, timer: None }
     }
 
     fn limit<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -36,8 +32,8 @@ impl<S> Stall<S> {
             self.timer = None;
             return outcome;
         }
-        let sent = (self.progress)(&self.socket);
-        if std::mem::replace(&mut self.sent, sent) != sent {
+        let progressed = (self.progress)(&self.socket);
+        if std::mem::replace(&mut self.progressed, progressed) != progressed {
             self.timer = None;
         }
         let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.time_max)));

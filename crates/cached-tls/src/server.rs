@@ -34,8 +34,8 @@ pub struct ServerTls {
     /// Whether the certificate is also shown to those to which this process connects.
     has_peers: bool,
     in_force: RwLock<InForce>,
-    /// The states of the files at the last attempt to read them. Locked while they are read, so
-    /// that reloads take effect in order.
+    /// The states of the files at the last attempt to read them, other than one that failed for a
+    /// reason that may pass. Locked while they are read, so that reloads take effect in order.
     read: Mutex<[Stamp; 3]>,
 }
 
@@ -145,7 +145,8 @@ impl ServerTls {
     /// had changed.
     ///
     /// # Errors
-    /// Returns the errors of [`reload`](Self::reload), once for each change.
+    /// Returns the errors of [`reload`](Self::reload): a mistake once for each change, and a failure
+    /// that may pass as often as it occurs, because the next call reads the files again.
     pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
         let (read, now) = (self.read.lock(), stamps(&self.settings));
         if *read == now {
@@ -165,7 +166,12 @@ impl ServerTls {
         // change in between.
         let attempted = std::mem::replace(&mut *read, now);
         let fresh =
-            InForce::load(&self.settings, &self.policies, self.has_peers, Some(&self.in_force.read()))?;
+            InForce::load(&self.settings, &self.policies, self.has_peers, Some(&self.in_force.read()));
+        let fresh = fresh.inspect_err(|error| {
+            if !error.is_mistake() {
+                *read = attempted;
+            }
+        })?;
         let outcome = others();
         match outcome {
             Ok(_) => *self.in_force.write() = fresh,

@@ -104,6 +104,28 @@ fn a_key_of_another_certificate_is_refused_and_the_old_pair_stays() {
     assert!(Arc::ptr_eq(&first.ticketer, &fresh.ticketer), "tickets outlive a certificate");
 }
 
+#[test]
+fn files_that_cannot_be_read_for_now_are_read_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (chain, _) = write_pair(dir.path(), "a");
+    let tls = ServerTls::load(settings(dir.path()), &[]).expect("a pair");
+    let first = tls.config(ClientCertificates::None).expect("the policy of the settings");
+    // Its first page is not mapped, so a read fails with EIO.
+    std::os::unix::fs::symlink("/proc/self/mem", dir.path().join("link")).expect("a link");
+    fs::rename(dir.path().join("link"), dir.path().join("chain.pem")).expect("a file");
+    for _ in 0..2 {
+        let error = tls.reload_if_changed().expect_err("it is not readable");
+        assert!(!error.is_mistake(), "{error}");
+    }
+    assert!(tls.reload().is_err());
+    assert!(tls.reload_if_changed().is_err(), "it is not in force yet");
+    replace(&dir.path().join("chain.pem"), chain);
+    assert!(tls.reload_if_changed().expect("it is readable again"));
+    let fresh = tls.config(ClientCertificates::None).expect("the policy of the settings");
+    assert!(!Arc::ptr_eq(&first, &fresh));
+    assert!(!tls.reload_if_changed().expect("nothing has changed"));
+}
+
 /// In the settings, such a certificate is a mistake. A separate listener (`mtls:`) starts
 /// nevertheless, and serves no client.
 #[test]

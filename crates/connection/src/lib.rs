@@ -54,4 +54,4 @@ pub use places::{Connections, Limits, Peer, Place, Refusal};
 pub use receive::{Filled, LARGE_BYTES, PayloadPool, copy_into, poll_fill};
 pub use report::{LogLimit, SettingError};
 pub use secret::{SECRET_BYTES_MIN, Secret, SecretError, Transcript};
-pub use stream::{Duplex, Stream};
+pub use stream::{Duplex, Stream, unreceived_bytes};

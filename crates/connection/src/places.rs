@@ -57,9 +57,17 @@ pub struct Connections {
     open: Mutex<Open>,
     /// Notified when a connection has ended.
     ended: Notify,
-    tasks: Mutex<Vec<AbortHandle>>,
+    tasks: Mutex<Tasks>,
     /// The tasks that accept connections.
     listeners: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The tasks that serve connections.
+#[derive(Debug, Default)]
+struct Tasks {
+    running: Vec<AbortHandle>,
+    /// Whether the server has ended: a task that is added now began while it ended.
+    are_ended: bool,
 }
 
 #[derive(Debug, Default)]
@@ -107,8 +115,11 @@ impl Connections {
     /// Adds the task that serves a connection.
     pub(crate) fn add_task(&self, task: AbortHandle) {
         let mut tasks = self.tasks.lock();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(task);
+        if tasks.are_ended {
+            return task.abort();
+        }
+        tasks.running.retain(|task| !task.is_finished());
+        tasks.running.push(task);
     }
 
     /// Waits until no connections are open.
@@ -124,7 +135,7 @@ impl Connections {
 
     /// Aborts all connections, as a crash would.
     pub fn abort(&self) {
-        self.tasks.lock().drain(..).for_each(|task| task.abort());
+        self.tasks.lock().running.drain(..).for_each(|task| task.abort());
     }
 
     /// Adds a task that accepts connections.
@@ -145,9 +156,11 @@ impl Connections {
         }
     }
 
-    /// Aborts all connections, and stops accepting.
+    /// Aborts all connections, and stops accepting, for good: a connection that is being accepted
+    /// meanwhile is aborted as well.
     pub fn abort_all(&self) {
         self.listeners.lock().drain(..).for_each(|listener| listener.abort());
+        self.tasks.lock().are_ended = true;
         self.abort();
     }
 }
@@ -234,6 +247,23 @@ mod tests {
             1,
             "addresses without connections are forgotten"
         );
+    }
+
+    /// The abort of a listener takes effect where it waits next, which is after it has added the task
+    /// of the connection that it has just accepted.
+    #[tokio::test]
+    async fn a_connection_that_is_accepted_during_the_end_is_aborted() {
+        let connections = Connections::default();
+        let served = |connections: &Connections| {
+            let task = tokio::spawn(std::future::pending::<()>());
+            connections.add_task(task.abort_handle());
+            task
+        };
+        let earlier = served(&connections);
+        connections.abort_all();
+        let late = served(&connections);
+        tokio::task::yield_now().await;
+        assert!(earlier.is_finished() && late.is_finished());
     }
 
     #[test]

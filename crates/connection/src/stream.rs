@@ -146,16 +146,11 @@ impl Stream {
     /// knows.
     #[must_use]
     pub fn unreceived_bytes(&self) -> Option<u64> {
-        let descriptor = match self {
-            Self::Tcp(stream) => stream.as_raw_fd(),
-            Self::Unix(stream) => stream.as_raw_fd(),
-            Self::Other(_) => return None,
-        };
-        let mut count: libc::c_int = 0;
-        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the
-        // pointer, which points to one.
-        let done = unsafe { libc::ioctl(descriptor, libc::TIOCOUTQ, &raw mut count) };
-        u64::try_from(count).ok().filter(|_| done == 0)
+        match self {
+            Self::Tcp(stream) => unreceived_bytes(stream),
+            Self::Unix(stream) => unreceived_bytes(stream),
+            Self::Other(_) => None,
+        }
     }
 
     /// Closes the sending direction.
@@ -174,6 +169,17 @@ impl Stream {
     pub async fn shutdown(&mut self) -> io::Result<()> {
         poll_fn(|cx| self.poll_shutdown(cx)).await
     }
+}
+
+/// Returns the number of bytes written to a socket that its peer has not received yet, as far as the
+/// system knows.
+#[must_use]
+pub fn unreceived_bytes(socket: &impl AsRawFd) -> Option<u64> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the descriptor is open as long as `socket` is borrowed, and TIOCOUTQ writes one int to the
+    // pointer, which points to one.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
+    u64::try_from(count).ok().filter(|_| done == 0)
 }
 
 // ---- Transfers in which slices that are adjacent in memory are one. The system copies 128 KiB in one

@@ -19,6 +19,7 @@
 //! | `response` | responses, and the statuses of errors |
 //! | `memory` | the bodies that a connection holds |
 //! | `server` | sockets, connections, counters |
+//! | `socket` | the socket of a connection, which counts its bytes |
 //!
 //! A client names objects by `/NAMESPACE/NAME`, percent-encoded. The body of a response is one version
 //! of an object; a PUT is one change.
@@ -31,6 +32,7 @@ mod memory;
 mod request;
 mod response;
 mod server;
+mod socket;
 
 pub use config::{Address, ListenError, PORT_DEFAULT, ServerConfig};
 pub use connection::{AddressError, SettingError};

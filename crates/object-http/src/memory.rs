@@ -45,6 +45,16 @@ pub(crate) struct Charge {
     is_response: bool,
 }
 
+/// A wait for memory. If it is dropped, the connection demands nothing any more: others would have
+/// to wait, and slow clients would be disconnected, for a request that is already refused.
+struct Waiting<'a>(&'a Memory);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().grant.withdraw();
+    }
+}
+
 /// Marks the time in which the client sends a body.
 pub(crate) struct Receiving<'a>(&'a Memory);
 
@@ -72,8 +82,14 @@ impl Memory {
     /// # Cancel safety
     /// If the future is dropped, other connections can have the bytes.
     pub(crate) async fn charge(self: &Arc<Self>, bytes: u64) -> Charge {
-        poll_fn(|cx| self.poll_charge(bytes, cx)).await;
+        self.wait_for(bytes).await;
         Charge { memory: Arc::clone(self), bytes, is_response: false }
+    }
+
+    async fn wait_for(&self, bytes: u64) {
+        let waiting = Waiting(self);
+        poll_fn(|cx| self.poll_charge(bytes, cx)).await;
+        std::mem::forget(waiting);
     }
 
     fn poll_charge(&self, bytes: u64, cx: &mut Context<'_>) -> Poll<()> {
@@ -155,7 +171,7 @@ impl Charge {
     pub(crate) async fn grow(&mut self, bytes: u64) {
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 {
-            poll_fn(|cx| self.memory.poll_charge(more, cx)).await;
+            self.memory.wait_for(more).await;
             self.bytes += more;
         }
     }
@@ -250,6 +266,7 @@ impl Watch {
 mod tests {
     use super::*;
     use crate::ServerConfig;
+    use blocker::Timestamp;
     use std::pin::pin;
 
     /// Returns a budget for 16 connections, whose shares are 64 KiB, with a pool of two of the
@@ -283,6 +300,34 @@ mod tests {
         members.iter().for_each(|memory| memory.follow(Waker::noop()));
         assert!(charge(&members[2]).is_some());
         drop(second);
+    }
+
+    #[test]
+    fn no_client_is_disconnected_for_a_request_that_was_given_up() {
+        let budget = budget();
+        let members: Vec<_> = (0..3).map(|_| member(&budget)).collect();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut holding = Vec::new();
+        for memory in &members[..2] {
+            let Poll::Ready(charge) = pin!(memory.charge(4 << 20)).poll(&mut cx) else { panic!("for two") };
+            holding.push(charge);
+            members.iter().for_each(|memory| memory.follow(Waker::noop()));
+        }
+        let look = |second: u64| {
+            let mut state = members[0].state.lock();
+            let at = |second: u64| Timestamp(second * 1_000_000_000);
+            state.grant.begin_turn(|| at(0), 4 << 20, 0);
+            state.grant.look(at(second), 4 << 20, 0).1
+        };
+        let mut waiting = Box::pin(members[2].charge(4 << 20));
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        // The demand is noticed, and the next look would disconnect the client.
+        assert!(!look(10));
+        drop(waiting);
+        assert!(!look(11) && !look(12));
+        let mut waiting = Box::pin(members[2].charge(4 << 20));
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        assert!(!look(13) && look(14));
     }
 
     #[test]

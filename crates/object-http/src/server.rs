@@ -1,17 +1,15 @@
 //! Sockets, connections and counters of a server.
 
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use blocker::{Blocker, Clock, Error, Namespace, SystemClock};
 use cached_http::framing::{expects_continue, host, refusal};
 use cached_http::values::is_local_host;
-use cached_http::{ResponseBody, ServerLimits, Socket, Stall};
+use cached_http::{ResponseBody, ServerLimits, Socket};
 use cached_metrics::{Collect, Counter, Families, LabelledMetric, Number, counters};
 use connection::{
     Accepted, Budget, Connections, ListeningSocket, LogLimit, Peer, Place, Refusal, Service, SettingError,
@@ -21,7 +19,6 @@ use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, Response};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -31,6 +28,7 @@ use crate::keys::Client;
 use crate::memory::{Memory, Watch};
 use crate::request::{Change, Operation, is_essential, understand};
 use crate::response::Failure;
+use crate::socket::metered;
 
 /// Serves the objects of a blocker.
 ///
@@ -516,7 +514,8 @@ impl Connection {
         }
         if let Some(suppressed) = self.shared.admit_log(error.kind()) {
             let path = head.uri.path();
-            tracing::warn!(method = %head.method, path, cause = %error, suppressed, "HTTP request for an object failed");
+            // The admin listener shows this field completely only to holders of its token.
+            tracing::warn!(method = %head.method, object = path, cause = %error, suppressed, "HTTP request for an object failed");
         }
     }
 }
@@ -532,69 +531,5 @@ fn index(operation: &Operation) -> usize {
         Operation::Delete(_) => 3,
         Operation::Copy { .. } => 4,
         Operation::List(_) => 5,
-    }
-}
-
-/// Returns a socket that adds the bytes it transfers to `moved_bytes`, and whose writes fail after
-/// `stall` without progress.
-fn metered<S: Socket + 'static>(socket: S, stall: Duration, moved_bytes: &Arc<AtomicU64>) -> Box<dyn Socket> {
-    let socket = Metered { socket, moved_bytes: Arc::clone(moved_bytes) };
-    Box::new(Stall::new(socket, stall))
-}
-
-/// A socket that counts the bytes it transfers.
-struct Metered<S> {
-    socket: S,
-    moved_bytes: Arc<AtomicU64>,
-}
-
-impl<S> Metered<S> {
-    fn count(&self, moved: &Poll<io::Result<usize>>) {
-        if let Poll::Ready(Ok(count)) = moved {
-            self.moved_bytes.fetch_add(*count as u64, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let read = Pin::new(&mut self.socket).poll_read(cx, into);
-        self.moved_bytes.fetch_add((into.filled().len() - before) as u64, Ordering::Relaxed);
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let moved = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.count(&moved);
-        moved
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        runs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let moved = Pin::new(&mut self.socket).poll_write_vectored(cx, runs);
-        self.count(&moved);
-        moved
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 }

@@ -229,7 +229,8 @@ fn invalidate(control: &SidecarControl, request: &Request) -> Response {
     };
     let done = control.invalidate(&what);
     let outcome = done.as_ref().map_or_else(ToString::to_string, |()| "done".into());
-    tracing::info!(peer = %request.peer, ?what, outcome, "the admin listener invalidates objects of S3");
+    // `/log.json` shows this field completely only with the token.
+    tracing::info!(peer = %request.peer, object = ?what, outcome, "the admin listener invalidates objects of S3");
     done.map_or_else(failure, |()| Response::json(&json!({ "invalidated": true })))
 }
 

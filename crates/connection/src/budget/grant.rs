@@ -243,6 +243,19 @@ impl Grant {
         }
     }
 
+    /// Records that the client no longer has the request for which it [demanded](Self::demand) bytes
+    /// that it has not been granted. A fixed grant stays in demand.
+    pub fn withdraw(&self) {
+        let mut state = self.budget.state.lock();
+        let key = self.key;
+        let Some(member) = state.members.get_mut(&key).filter(|member| !member.is_fixed) else { return };
+        if std::mem::take(&mut member.demand_bytes) == 0 {
+            return;
+        }
+        state.demanding.retain(|(_, demanding)| *demanding != key);
+        self.budget.redistribute(state);
+    }
+
     /// Records that the client has a request that costs `bytes`.
     pub fn demand(&self, bytes: u64) {
         let mut state = self.budget.state.lock();

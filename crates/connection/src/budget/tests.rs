@@ -355,6 +355,30 @@ proptest! {
 }
 
 #[test]
+fn a_demand_that_is_withdrawn_keeps_nobody_waiting() {
+    let budget = budget(24 * MIB, 8);
+    let mut grants: Vec<_> = (0..8).map(|_| budget.join(0, false).unwrap()).collect();
+    let mut demanded = 0;
+    while budget.state.lock().demanding.is_empty() {
+        grants[demanded].demand(4 * MIB);
+        accept_all_holding(&mut grants[demanded], 4 * MIB);
+        demanded += 1;
+    }
+    grants[demanded].demand(4 * MIB);
+    grants[demanded - 1].withdraw();
+    assert_eq!(budget.state.lock().demanding.len(), 1);
+    // What others give back is for the one that still has its request.
+    grants[..demanded - 1].iter_mut().for_each(|grant| accept_all_holding(grant, 0));
+    accept_all(&mut grants[demanded - 1]);
+    accept_all(&mut grants[demanded]);
+    assert!(grants[demanded - 1].bytes() < 4 * MIB && grants[demanded].bytes() >= 4 * MIB);
+    grants[demanded].withdraw();
+    assert!(budget.state.lock().demanding.is_empty());
+    drop(grants);
+    assert_eq!(budget.reserved_bytes(), 0);
+}
+
+#[test]
 fn what_is_outstanding_counts_when_its_connection_has_ended() {
     let budget = budget(64 * MIB, 8);
     let mut grant = budget.join(0, false).unwrap();

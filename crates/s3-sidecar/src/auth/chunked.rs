@@ -330,7 +330,7 @@ impl Checksum {
     }
 
     /// Returns the header's value.
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match &self.digest {
             ChecksumDigest::Crc(crc) => BASE64_STANDARD.encode(&crc.value().to_be_bytes()[8 - self.len..]),
             ChecksumDigest::Sha1(hash) => BASE64_STANDARD.encode(hash.clone().finalize()),

@@ -47,7 +47,7 @@ use chunked::Chain;
 use credentials::Unsigned;
 use denial::Denial;
 use keys::Key;
-use operation::{Allowed, allow, check_target};
+use operation::{Allowed, allow, check_key, check_target};
 use payload::Payload;
 use signature::{PATH, QUERY, decoded, is_plain_path, now, parameters};
 use verify::{Verified, is_auth_parameter, verify};
@@ -71,11 +71,11 @@ pub(crate) struct Access {
 pub(crate) struct Decision {
     pub(crate) payload: Payload,
     pub(crate) chain: Option<Chain>,
-    /// The rights for each key in the body of a multi-object deletion.
+    /// The check of each key in the body of a multi-object deletion.
     pub(crate) deletion: Option<Deletion>,
 }
 
-/// A multi-object deletion by a key that may not delete everything in its bucket.
+/// A multi-object deletion, whose body names the objects.
 pub(crate) struct Deletion {
     key: Arc<Key>,
     bucket: String,
@@ -85,12 +85,14 @@ impl Deletion {
     /// Decides whether the keys in the body may be deleted.
     ///
     /// # Errors
-    /// [`Denial`] if one of the keys may not be deleted, or if the body cannot be parsed.
+    /// [`Denial`] if one of the keys may not be deleted or leads out of the bucket, or if the body cannot be
+    /// parsed.
     pub(crate) fn check(&self, body: &[u8]) -> Result<(), Denial> {
         let keys = keys_to_delete(body).ok_or(Denial::Document(
             "the document must be a Delete of up to 1000 Object elements with one Key each, without comments, CDATA or DTD",
         ))?;
         let may = |name: &String| self.key.rights.may_write(&self.bucket, name.as_bytes());
+        keys.iter().try_for_each(|name| check_key(name.as_bytes()))?;
         if keys.iter().all(may) { Ok(()) } else { Err(Denial::Rights) }
     }
 }

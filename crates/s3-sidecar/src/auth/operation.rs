@@ -17,7 +17,7 @@ use crate::http::target::Target;
 pub(crate) enum Allowed {
     /// Nothing remains open: the request is allowed.
     Yes,
-    /// The request is allowed if all keys in its body may be deleted.
+    /// The request is allowed if all keys in its body are in its bucket, and may be deleted.
     DeletionOf,
 }
 
@@ -49,7 +49,15 @@ pub(crate) fn check_target(head: &Parts, target: &Target<'_>) -> Result<(), Deni
     if !is_bucket(bucket) || is_reserved(bucket) {
         return Err(Denial::Bucket);
     }
-    if key.is_some_and(|key| leaves_bucket(key)) {
+    key.map_or(Ok(()), |key| check_key(key))
+}
+
+/// Checks that a key names an object in its bucket.
+///
+/// # Errors
+/// [`Denial`] if endpoints that keep objects as files could take the key for something else.
+pub(crate) fn check_key(key: &[u8]) -> Result<(), Denial> {
+    if leaves_bucket(key) {
         return Err(Denial::Uri("a key whose segments .. lead out of its bucket is not forwarded"));
     }
     Ok(())
@@ -94,6 +102,7 @@ pub(crate) fn allow(
     let refused = || if is_anonymous { Denial::Anonymous } else { Denial::Rights };
     let need = |is_met: bool| if is_met { Ok(Allowed::Yes) } else { Err(refused()) };
     let has = |name: &str| parameters.iter().any(|(own, _)| own == name);
+    let has_in_any_case = |name: &str| parameters.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
     let only =
         |known: &[&str]| parameters.iter().all(|(name, _)| known.contains(&name.as_str()) || is_of_s3(name));
     if !may_send(rights, head, &parameters, target) {
@@ -115,12 +124,13 @@ pub(crate) fn allow(
                 false => need(rights.has_bucket(bucket)),
             }
         }
-        Target::Bucket(bucket) if method == Method::POST && has("delete") => {
-            match only(&["delete", "x-id"]) {
-                true if rights.may_write_all(bucket) => Ok(Allowed::Yes),
-                true if rights.writes_in(bucket) => Ok(Allowed::DeletionOf),
-                _ => need(rights.has_bucket(bucket)),
-            }
+        // Even a right to the whole bucket does not cover every key: one may lead out of the bucket.
+        Target::Bucket(bucket) if method == Method::POST && has_in_any_case("delete") => {
+            let may = match only(&["delete", "x-id"]) {
+                true => rights.writes_in(bucket),
+                false => rights.has_bucket(bucket),
+            };
+            need(may).map(|_| Allowed::DeletionOf)
         }
         // A POST that is not a form has a parameter of its own, in addition to those of SDKs and
         // signatures.
@@ -471,7 +481,12 @@ mod tests {
         let part = rights(&[], &["data/in/"]);
         let reader = rights(&["data/in/"], &[]);
         assert_eq!(decide(&reader, "POST /data?delete", &[]), Err("AccessDenied"));
-        assert_eq!(decide(&whole, "POST /data?delete", &[]), Ok(Allowed::Yes));
+        let owner = rights(&["data"], &["data"]);
+        for (rights, request) in
+            [(&whole, "POST /data?delete"), (&owner, "POST /data?delete&more"), (&owner, "POST /data?Delete")]
+        {
+            assert_eq!(decide(rights, request, &[]), Ok(Allowed::DeletionOf), "{request}");
+        }
         assert_eq!(decide(&part, "POST /data?delete=&x-id=DeleteObjects", &[]), Ok(Allowed::DeletionOf));
         assert_eq!(decide(&part, "POST /other?delete", &[]), Err("AccessDenied"));
         assert_eq!(decide(&part, "POST /data?delete&more", &[]), Err("AccessDenied"));

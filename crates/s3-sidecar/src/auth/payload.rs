@@ -71,7 +71,8 @@ pub(crate) fn is_empty(head: &Parts) -> bool {
 }
 
 /// Sets the headers for the body that the endpoint gets, and returns the verifier of the body, if
-/// there is one.
+/// there is one. A body that is `read_whole` before it is forwarded has no chunks any more: the
+/// checksum of its trailer is then [a header](Check::checksum).
 ///
 /// # Errors
 /// [`Denial`] if it is already known that the body differs from the signed one.
@@ -80,6 +81,7 @@ pub(crate) fn check(
     payload: Payload,
     chain: Option<Chain>,
     has_body: bool,
+    read_whole: bool,
 ) -> Result<Option<Check>, Denial> {
     let headers = &mut head.headers;
     headers.remove(PAYLOAD);
@@ -111,7 +113,7 @@ pub(crate) fn check(
             let encodings = other_encodings(headers);
             drop_framing(headers);
             headers.remove(CONTENT_ENCODING);
-            if let Some(checksum) = &checksum {
+            if let Some(checksum) = checksum.as_ref().filter(|_| !read_whole) {
                 headers.insert(PAYLOAD, HeaderValue::from_static("STREAMING-UNSIGNED-PAYLOAD-TRAILER"));
                 headers.insert(TRAILER, HeaderValue::from_static(checksum.name()));
                 headers.insert(DECODED_LEN, HeaderValue::from(len));
@@ -120,7 +122,7 @@ pub(crate) fn check(
             for encoding in encodings {
                 headers.append(CONTENT_ENCODING, encoding);
             }
-            let check = Check::chunked(Decoder::new(len, is_signed, chain, checksum), len);
+            let check = Check::chunked(Decoder::new(len, is_signed, chain, checksum), len, read_whole);
             if let Some(len) = check.len {
                 headers.insert(CONTENT_LENGTH, HeaderValue::from(len));
             }
@@ -203,10 +205,11 @@ impl Check {
     }
 
     /// Returns the verifier of a chunked body of this length. A body with a trailing checksum is
-    /// forwarded with that checksum.
-    pub(crate) fn chunked(decoder: Decoder, len: u64) -> Check {
-        let encoded = decoder.checksum().map(|checksum| Encoder::encoded_len(len, checksum));
-        let encoder = decoder.checksum().map(|_| Encoder::new(len));
+    /// forwarded with that checksum, unless it is `read_whole`.
+    fn chunked(decoder: Decoder, len: u64, read_whole: bool) -> Check {
+        let checksum = decoder.checksum().filter(|_| !read_whole);
+        let encoded = checksum.map(|checksum| Encoder::encoded_len(len, checksum));
+        let encoder = checksum.map(|_| Encoder::new(len));
         Self::new(Kind::Chunked(Box::new(decoder), encoder), Some(encoded.unwrap_or(len)))
     }
 
@@ -217,6 +220,15 @@ impl Check {
     /// Returns the place where an error is recorded.
     pub(crate) fn verdict(&self) -> Verdict {
         Arc::clone(&self.verdict)
+    }
+
+    /// Returns the header that states the checksum of the bytes verified so far, if the body has a
+    /// checksum in its trailer.
+    pub(crate) fn checksum(&self) -> Option<(HeaderName, HeaderValue)> {
+        let Kind::Chunked(decoder, _) = &self.kind else { return None };
+        let checksum = decoder.checksum()?;
+        let value = HeaderValue::from_str(&checksum.text()).ok()?;
+        Some((HeaderName::from_static(checksum.name()), value))
     }
 
     /// Verifies the next bytes.

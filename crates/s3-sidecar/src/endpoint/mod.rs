@@ -213,7 +213,8 @@ impl Upstream {
                         Err(why) => Err(Failure::Broken(format!("its response cannot be forwarded: {why}"))),
                     };
                 }
-                () = sleep_until(deadline()) => {
+                // A body may bring the deadline forward: it is far away while the client is waited for.
+                () = sleep_until(deadline().min(tokio::time::Instant::now() + self.response_timeout)) => {
                     if deadline() <= tokio::time::Instant::now() {
                         return Err(Failure::Late);
                     }

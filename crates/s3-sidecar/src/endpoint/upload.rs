@@ -191,6 +191,10 @@ impl Upload {
             self.advanced(Duration::ZERO);
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
+        if self.stall.is_none() {
+            // The endpoint is not late as long as the client is waited for.
+            self.advanced(self.stall_max);
+        }
         let stall = self.stall.get_or_insert_with(|| Box::pin(sleep(self.stall_max)));
         ready!(stall.as_mut().poll(cx));
         if let Some(progress) = &self.progress {
@@ -340,6 +344,54 @@ impl Body for Upload {
             (None, Source::Whole(bytes)) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future::poll_fn;
+
+    use hyper::Response;
+    use hyper::server::conn::http1;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::AsyncWriteExt;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::http::body::full;
+
+    #[tokio::test]
+    async fn the_endpoint_is_not_late_while_the_client_is_waited_for() {
+        let (mut client, socket) = tokio::io::duplex(4096);
+        let request = "PUT /b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\nhalf";
+        client.write_all(request.as_bytes()).await.unwrap();
+        let is_checked = Arc::new(Notify::new());
+        let checked = Arc::clone(&is_checked);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let checked = Arc::clone(&checked);
+            async move {
+                let stall_max = Duration::from_secs(600);
+                let (head, body) = request.into_parts();
+                let mut upload = Upload::of(body, &head.headers, stall_max);
+                let progress = upload.progress();
+                let frame = poll_fn(|cx| Pin::new(&mut upload).poll_frame(cx)).await;
+                assert_eq!(frame.unwrap().unwrap().into_data().unwrap(), "half");
+                let now = Instant::now();
+                assert!(*progress.last.lock() <= now);
+                let next = poll_fn(|cx| Poll::Ready(Pin::new(&mut upload).poll_frame(cx))).await;
+                assert!(next.is_pending() && *progress.last.lock() >= now + stall_max);
+                checked.notify_one();
+                Ok::<_, Infallible>(Response::new(full("")))
+            }
+        });
+        tokio::select! {
+            ended = http1::Builder::new().serve_connection(TokioIo::new(socket), service) => {
+                panic!("the client is still sending: {ended:?}")
+            }
+            () = is_checked.notified() => (),
         }
     }
 }

@@ -14,6 +14,7 @@ use std::{fmt, io};
 use blocker::Namespace;
 use cached_http::{ServerLimits, Socket, Stall};
 use cached_metrics::{Collect, Families};
+use connection::unreceived_bytes;
 use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
@@ -323,11 +324,15 @@ impl cached_http::Server for Worker {
         let served = match &self.shared.config.tls {
             None => {
                 let socket = Splicing::new(socket, Arc::clone(&self.shared), Arc::clone(&self.pipes));
-                let socket = Stall::with_progress(socket, stall_max, Splicing::sent);
+                let socket = Stall::new(socket, stall_max, Splicing::progress);
                 self.serve_on(Box::new(socket), peer).await
             }
             Some(tls) => match cached_tls::accept(tls, socket).await {
-                Ok(socket) => self.serve_on(Box::new(Stall::new(socket, stall_max)), peer).await,
+                Ok(socket) => {
+                    let socket =
+                        Stall::new(socket, stall_max, |socket| unreceived_bytes(socket).unwrap_or_default());
+                    self.serve_on(Box::new(socket), peer).await
+                }
                 Err(error) => Err(error),
             },
         };

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cached_http::framing::host;
 use cached_http::values::has;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Request, Response, StatusCode};
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::Shared;
 use crate::access_log::{Entry, measured};
 use crate::auth::denial::Denial;
-use crate::auth::{Access, Decision, payload};
+use crate::auth::{Access, Check, Decision, payload};
 use crate::endpoint::upload::Upload;
 use crate::endpoint::{Failure, Upstream};
 use crate::http::body::{self, Body};
@@ -139,8 +139,8 @@ fn refuse(shared: &Shared, denial: &Denial, has_body: bool) -> (Response<Body>, 
     (denial.answer(has_body), Outcome::Refused)
 }
 
-/// The maximum number of bodies that are completely read into memory concurrently.
-static BODIES: Semaphore = Semaphore::const_new(16);
+/// The maximum total length of the bodies that are completely read into memory concurrently, in KiB.
+static BODIES_KIB: Semaphore = Semaphore::const_new(32 << 10);
 
 /// The maximum time for reading a whole body into memory, including the wait for its turn.
 const BODY_TIME_MAX: Duration = Duration::from_secs(60);
@@ -159,7 +159,7 @@ impl Access {
     ) -> Result<Upload, Denial> {
         let decided = self.decide(addressing, head).and_then(|decision| {
             let Some(Decision { payload, chain, deletion }) = decision else { return Ok(None) };
-            let check = payload::check(head, payload, chain, !body.is_none())?;
+            let check = payload::check(head, payload, chain, !body.is_none(), deletion.is_some())?;
             Ok(Some((check, deletion)))
         });
         let (check, deletion) = match decided {
@@ -173,9 +173,12 @@ impl Access {
         let is_checked = check.is_some();
         body.check = check;
         if let Some(deletion) = deletion {
-            let bytes = Box::pin(timeout(BODY_TIME_MAX, collect_one_of_few(body))).await;
-            let bytes = bytes.map_err(|_| Denial::Stalled)??;
+            let collected = Box::pin(timeout(BODY_TIME_MAX, collect_in_turn(body))).await;
+            let (bytes, check) = collected.map_err(|_| Denial::Stalled)??;
             deletion.check(&bytes)?;
+            if let Some((name, value)) = check.and_then(|check| check.checksum()) {
+                head.headers.insert(name, value);
+            }
             head.headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes.len()));
             return Ok(Upload::whole(bytes));
         }
@@ -188,17 +191,19 @@ impl Access {
     }
 }
 
-async fn collect_one_of_few(body: Upload) -> Result<Bytes, Denial> {
+async fn collect_in_turn(body: Upload) -> Result<(Bytes, Option<Check>), Denial> {
+    // Bodies are usually short, so that many clients may send them slowly before others have to wait.
+    let len = body.size_hint().exact().unwrap_or(u64::MAX).min(body::DELETION_BYTES_MAX as u64);
     // The semaphore is never closed.
-    let _place = BODIES.acquire().await;
+    let _place = BODIES_KIB.acquire_many(len.div_ceil(1024) as u32).await;
     collect(body).await
 }
 
-/// Reads a whole body into memory.
-async fn collect(mut body: Upload) -> Result<Bytes, Denial> {
+/// Reads a whole body into memory. Returns it with its verifier, if it has one.
+async fn collect(mut body: Upload) -> Result<(Bytes, Option<Check>), Denial> {
     let verdict = body.verdict();
     match Limited::new(&mut body, body::DELETION_BYTES_MAX).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
+        Ok(collected) => Ok((collected.to_bytes(), body.check.take())),
         Err(error) if error.is::<LengthLimitError>() => {
             body.drain(&HeaderMap::new()).await;
             Err(Denial::Document("the document is longer than 2 MiB"))

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-use connection::join_adjacent;
+use connection::{join_adjacent, unreceived_bytes};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -41,9 +41,9 @@ impl Splicing {
         Self { socket, shared, pipes, pipe: None, sent: 0 }
     }
 
-    /// Returns the number of bytes sent while a write waited.
-    pub(crate) fn sent(&self) -> u64 {
-        self.sent
+    /// Returns a number that changes when the client receives bytes while a write waits.
+    pub(crate) fn progress(&self) -> u64 {
+        self.sent.wrapping_sub(unreceived_bytes(&self.socket).unwrap_or_default())
     }
 
     /// Ensures that there is a pipe. Returns whether a pipe was available.

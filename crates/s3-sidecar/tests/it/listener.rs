@@ -5,7 +5,10 @@ use std::path::Path;
 
 use crate::support::signer::{self, ACCESS_KEY, SECRET_KEY, Signer, Unsigned, sha256};
 use crate::support::{Answer, Client, Endpoint, Seen, object, pattern, request};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use s3_sidecar::{Auth, Credentials, Keys, Sidecar};
+use sha2::{Digest, Sha256};
 
 const OWN_KEY: &str = "own-key";
 const OWN_SECRET: &str = "own-secret";
@@ -439,6 +442,72 @@ fn keys_in_a_deletion_of_many_are_decided_one_by_one() {
     let answer = delete(&[&long]);
     assert_eq!((answer.status, &*code(&answer)), (400, "MalformedXML"));
     assert!(guarded.endpoint.take_seen().is_empty());
+}
+
+#[test]
+fn a_chunked_deletion_is_forwarded_whole_with_its_checksum() {
+    let guarded = guarded(&key("", "\"data/in/\""));
+    let body = b"<Delete><Object><Key>in/a</Key></Object></Delete>";
+    let checksum = BASE64_STANDARD.encode(Sha256::digest(body));
+    for trailer in [None, Some(("x-amz-checksum-sha256", checksum.as_str()))] {
+        let (first, rest) = body.split_at(20);
+        let (request, _) = Signer::default().chunked("POST /data?delete=", &[first, rest], trailer);
+        let answer = guarded.send(request);
+        assert_eq!(answer.status, 200, "{trailer:?} {}", code(&answer));
+        let seen = guarded.endpoint.take_seen().remove(0);
+        assert_eq!(seen.body, body);
+        assert_eq!(seen.header("x-amz-checksum-sha256"), trailer.map(|(_, value)| value));
+        for name in ["content-encoding", "x-amz-trailer", "x-amz-decoded-content-length"] {
+            assert_eq!(seen.header(name), None, "{name}");
+        }
+        assert_own_signature(&seen, &guarded.endpoint);
+    }
+    let wrong = Some(("x-amz-checksum-sha256", "AAAA"));
+    let (request, _) = Signer::default().chunked("POST /data?delete=", &[body], wrong);
+    let answer = guarded.send(request);
+    assert_eq!((answer.status, &*code(&answer)), (400, "BadDigest"));
+    assert!(guarded.endpoint.take_seen().is_empty());
+}
+
+#[test]
+fn deletions_that_arrive_slowly_keep_no_others_waiting() {
+    let guarded = guarded(&key("", "\"data\""));
+    let body = b"<Delete><Object><Key>k</Key></Object></Delete>";
+    let mut slow = Vec::new();
+    for _ in 0..32 {
+        let mut client = Client::of(&guarded.sidecar);
+        let expect = [("expect", "100-continue")];
+        let upload = Signer::default().upload("POST /data?delete=", body, &expect);
+        client.send(&upload[..upload.len() - body.len()]);
+        // The sidecar waits for the body now.
+        assert_eq!(client.head().unwrap().status, 100);
+        slow.push(client);
+    }
+    assert_eq!(guarded.send(Signer::default().upload("POST /data?delete=", body, &[])).status, 200);
+}
+
+#[test]
+fn no_right_to_a_bucket_deletes_what_is_outside_of_it() {
+    for rights in ["\"data\"", "\"*\""] {
+        let guarded = guarded(&key(rights, rights));
+        let delete = |query: &str, key: &str| {
+            let [one, other] = ["in/a", key].map(|key| format!("<Object><Key>{key}</Key></Object>"));
+            let body = format!("<Delete>{one}{other}</Delete>");
+            guarded.send(Signer::default().upload(&format!("POST /data?{query}"), body.as_bytes(), &[]))
+        };
+        assert_eq!(delete("delete=", "a/../b").status, 200);
+        guarded.endpoint.take_seen();
+        for query in ["delete=", "Delete=", "delete=&more="] {
+            for key in ["../other/k", "in/../../other/k", "&#46;./other/k", ".."] {
+                let answer = delete(query, key);
+                assert_eq!((answer.status, &*code(&answer)), (400, "InvalidURI"), "{query} {key}");
+            }
+            // An endpoint could read other keys in it than the sidecar.
+            let answer = delete(query, "<![CDATA[../other/k]]>");
+            assert_eq!((answer.status, &*code(&answer)), (400, "MalformedXML"), "{query}");
+        }
+        assert!(guarded.endpoint.take_seen().is_empty());
+    }
 }
 
 #[test]
