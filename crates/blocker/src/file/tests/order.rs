@@ -531,6 +531,26 @@ fn a_creation_that_fails_leaves_no_object() {
     assert!(definite > 20, "only {definite} creations failed for sure");
 }
 
+/// The removal of the file must not be lost with the power: the file would be an empty object.
+#[test]
+fn a_creation_that_fails_leaves_no_object_after_a_power_loss() {
+    for seed in 0..400 {
+        let disk = new_disk();
+        let store = open(&disk).unwrap();
+        // The directory exists, and is stored.
+        write(&store, &object("other"), b"x", Durability::Stored);
+        disk.fail(seed, vec![(Fault::Write, 1000)]);
+        let failed = block_on(store.write(WriteRequest::new(object("a"), 0, b"new"))).unwrap_err();
+        disk.media.lock().faults = None;
+        assert!(!failed.is_ambiguous(), "{failed}");
+        block_on(store.flush(FlushRequest::new(Scope::All))).unwrap();
+        drop(store);
+        disk.power_cycle(seed);
+        let found = block_on(open(&disk).unwrap().info(InfoRequest::new(object("a"))));
+        assert_eq!(found.unwrap_err(), Error::Missing, "seed {seed}");
+    }
+}
+
 /// An object that outgrows its packed place moves; its stored data exist at every step.
 #[test]
 fn an_object_outgrows_its_first_block_without_loss() {
