@@ -91,6 +91,7 @@ impl Core {
         progress: &Progress,
     ) -> Result<(Version, u64)> {
         conditional::check(change, self.object_bytes_max)?;
+        self.settle_overdue().await?;
         let (edits, payload) = edits(change);
         let (blob, orphans) = Default::default();
         let mut work = Work { object, change, terms, progress, edits, payload, blob, orphans };
