@@ -140,9 +140,10 @@ impl Core {
             }
             match self.requests.replace(&path, &body, &base.etag).await {
                 Put::Done(Some(etag)) => return self.swapped(object, next, etag),
+                // The base has been replaced, so nothing that the new head names may be removed.
                 Put::Done(None) => {
-                    self.heads.forget(object);
-                    return Swap::Failed(Error::Unsupported("the server returns no ETag".into()));
+                    unknown = Some(Error::Unsupported("the server returns no ETag".into()));
+                    break;
                 }
                 // This can happen even at the first attempt, because a proxy may have sent the put
                 // twice.
