@@ -189,9 +189,12 @@ impl Store {
             // The lock is held until the new entry is recorded: another thread that finds the
             // directory must not find that its entry is stored.
             let mut unsynced = self.unsynced_dirs.lock();
-            if self.disk.make_dir(dir)? {
+            let made = self.disk.make_dir(dir);
+            // After an error, the directory may be there: the next attempt finds it.
+            if !matches!(made, Ok(false)) {
                 unsynced.entry_changed(dir);
             }
+            made?;
         }
         Ok(())
     }

@@ -236,6 +236,24 @@ fn what_is_stored_in_a_directory_that_another_thread_has_just_made_survives() {
     }
 }
 
+#[test]
+fn what_is_stored_in_a_directory_survives_although_an_error_came_after_the_directory_was_made() {
+    for seed in 0..32 {
+        let disk = new_disk();
+        let store = open(&disk).unwrap();
+        let dir = Path::new(ROOT).join("objects/n.ns");
+        // EMFILE.
+        disk.refuse(&dir, Some(24));
+        let failed = block_on(store.write(WriteRequest::new(object("a"), 0, b"x")));
+        assert!(failed.is_err());
+        disk.refuse(&dir, None);
+        write(&store, &object("a"), b"x", Durability::Stored);
+        drop(store);
+        disk.power_cycle(seed);
+        assert_eq!(content(&open(&disk).unwrap(), &object("a")), b"x", "seed {seed}");
+    }
+}
+
 /// Otherwise a read after the deadline could show the old bytes, and the change be made later.
 #[test]
 fn a_change_whose_deadline_passes_while_it_waits_for_its_locks_is_never_made() {
