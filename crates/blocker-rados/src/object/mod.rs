@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use blocker::clock::until;
+use blocker::conditional::ReportedClaims;
 use blocker::event::{Event, EventHub};
 use blocker::{Clock, Error, Name, Namespace, ObjectId, Result, Version};
 use dashmap::DashMap;
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) limits: Limits,
     pub(crate) objects: Arc<Objects>,
     pub(crate) events: Arc<EventHub>,
+    pub(crate) reported: ReportedClaims,
     pub(crate) worker: Worker,
     pub(crate) watch: Arc<Watch>,
     /// Wakes the thread that establishes a lost watch again. The thread ends with the sender.
@@ -102,6 +104,7 @@ impl Core {
             limits: Limits::new(config.ops_in_flight_max, config.bytes_in_flight_max),
             objects: Arc::new(objects(config.heads_remembered_max)),
             events: Arc::default(),
+            reported: ReportedClaims::default(),
             worker: Worker::start()?,
             watch: Arc::default(),
             watch_lost,
@@ -410,6 +413,7 @@ impl Core {
             {
                 *core.pool.write() = pool;
                 core.objects.forget_all();
+                core.reported.forget_all();
                 // Another pool is another store, so everything remembered is invalid.
                 core.events.publish(&Event::Missed);
                 core.watch_is_lost();

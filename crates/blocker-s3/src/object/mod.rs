@@ -14,7 +14,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use blocker::clock::Sleep;
-use blocker::conditional::Progress;
+use blocker::conditional::{Progress, ReportedClaims};
 use blocker::event::EventHub;
 use blocker::{Call, Clock, Error, ObjectId, Reply, Result};
 use tokio::sync::Semaphore;
@@ -35,6 +35,7 @@ pub(crate) struct Core {
     /// Conditional removals, over HTTP.
     pub(crate) remover: Option<Remover>,
     pub(crate) events: EventHub,
+    pub(crate) reported: ReportedClaims,
     /// Credits for the payloads of operations.
     pub(crate) credits: Credits,
     /// Limits concurrent compactions.
