@@ -5,8 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::conditional::Progress;
-use blocker::conditional::stored;
+use blocker::conditional::{Progress, ReportedClaims, stored};
 use blocker::event::Event;
 use blocker::metrics::{Collect, Families};
 use blocker::*;
@@ -128,6 +127,7 @@ impl S3Store {
             locks: ObjectLocks::default(),
             remover,
             events: EventHub::new(),
+            reported: ReportedClaims::default(),
             credits: Credits::new(config.bytes_in_flight_max),
             compactions: Semaphore::new(COMPACTIONS_MAX),
             object_bytes_max: config.object_bytes_max,

@@ -182,7 +182,7 @@ impl Limits {
         (outcome, flight.found(outcome, &op))
     }
 
-    /// Notifies the watchers of `object`, and waits until they have acknowledged or the timeout has
+    /// Begins to notify the watchers of `object`, until they have acknowledged or the timeout has
     /// passed.
     pub(crate) async fn notify(
         &self,
@@ -190,7 +190,7 @@ impl Limits {
         object: &CStr,
         text: &[u8],
         timeout_ms: u64,
-    ) -> Outcome {
+    ) -> Notification {
         let permits = self.permits(text.len()).await;
         let flight = self.flight(ioctx, Landing::default(), permits, None);
         let len = c_int::try_from(text.len()).unwrap_or(c_int::MAX);
@@ -209,7 +209,7 @@ impl Limits {
                 )
             }
         });
-        flight.outcome().await
+        Notification(flight)
     }
 
     fn flight(
@@ -227,6 +227,16 @@ impl Limits {
             permits: Mutex::new(Some(permits)),
             stats: Arc::clone(&self.stats),
         })
+    }
+}
+
+/// A notification under way, which goes on if this is dropped.
+pub(crate) struct Notification(Arc<Flight>);
+
+impl Notification {
+    /// Waits for its end.
+    pub(crate) async fn ended(&self) -> Outcome {
+        self.0.outcome().await
     }
 }
 

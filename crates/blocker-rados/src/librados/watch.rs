@@ -1,12 +1,19 @@
 //! Events of other clients, through RADOS's watch and notify on one internal object of the store.
 //!
 //! The store sends each claim and each invalidation as one small message. It does not send changes,
-//! because every write would then send a message. If the watch breaks, the store re-establishes it
-//! and notifies subscribers that they may have missed events. Messages arrive from the network, so
-//! they may be invalid: an invalid message only counts as a *missed* event.
+//! because every write would then send a message. If the watch breaks, a thread of the store
+//! establishes it again, and retries until it is there; subscribers learn that they may have missed
+//! events when it has broken, and again when it is there. Messages arrive from the network, so they
+//! may be invalid: an invalid message only counts as a *missed* event.
+//!
+//! The cluster keeps a watcher that it cannot reach for some time, and drops it then; a watcher that
+//! was dropped learns it when it is back. So a message waits longer for its watchers: each of them
+//! either receives the message or is dropped.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 
 use blocker::event::{Event, EventHub};
 use blocker::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scope};
@@ -17,13 +24,24 @@ use crate::format;
 
 /// The time without a sign of life after which the cluster considers a watcher dead, in seconds.
 const WATCH_TIMEOUT_S: u32 = 10;
-/// The maximum time that a message waits for unresponsive watchers, in milliseconds.
-pub(crate) const NOTIFY_TIMEOUT_MS: u64 = 2000;
+/// The maximum time that a message waits for unresponsive watchers, in milliseconds: longer than
+/// they live.
+pub(crate) const NOTIFY_TIMEOUT_MS: u64 = 15_000;
+/// The time between two attempts to establish the watch again.
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
 /// The current watch, if there is one.
 #[derive(Default)]
 pub(crate) struct Watch {
-    registered: Mutex<Option<Registered>>,
+    /// Locked while a watch is begun or ended.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    registered: Option<Registered>,
+    /// Whether no further watch begins.
+    is_over: bool,
 }
 
 struct Registered {
@@ -50,7 +68,7 @@ struct Listener {
 impl Watch {
     /// Watches the object `name`, and publishes the events that arrive there to `events`, except
     /// events sent by `own`. Ends an earlier watch. `on_broken` is called when the watch has
-    /// failed, and must not end the watch itself. Blocks.
+    /// failed, and must not end the watch itself. After [`end`](Self::end), does nothing. Blocks.
     pub(crate) fn begin(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -59,7 +77,11 @@ impl Watch {
         own: u64,
         on_broken: impl Fn() + Send + Sync + 'static,
     ) -> Result<()> {
-        self.end();
+        let mut state = self.state.lock();
+        if state.is_over {
+            return Ok(());
+        }
+        state.registered.take().into_iter().for_each(Registered::end);
         let ioctx = Arc::clone(ioctx);
         let listener = Box::into_raw(Box::new(Listener {
             on_broken: Box::new(on_broken),
@@ -69,7 +91,8 @@ impl Watch {
             own,
         }));
         let mut cookie = 0;
-        // SAFETY: the listener lives until `end` has made sure that no callback comes any more.
+        // SAFETY: the listener lives until `Registered::end` has made sure that no callback comes any
+        // more.
         let watched = unsafe {
             (ioctx.api().watch3)(
                 ioctx.raw(),
@@ -88,20 +111,47 @@ impl Watch {
                 format!("cannot watch for events of other clients: {}", describe(watched)).into(),
             ));
         }
-        *self.registered.lock() = Some(Registered { ioctx, cookie, listener });
+        state.registered = Some(Registered { ioctx, cookie, listener });
         Ok(())
     }
 
-    /// Ends the watch. Blocks until the last callback has returned, so a callback must not call
-    /// this.
+    /// Ends the watch for good. Blocks until the last callback has returned, so a callback must not
+    /// call this.
     pub(crate) fn end(&self) {
-        let Some(Registered { ioctx, cookie, listener }) = self.registered.lock().take() else { return };
+        let mut state = self.state.lock();
+        state.is_over = true;
+        state.registered.take().into_iter().for_each(Registered::end);
+    }
+}
+
+impl Registered {
+    /// Ends the watch. Blocks until the last callback has returned.
+    fn end(self) {
+        let Self { ioctx, cookie, listener } = self;
         // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for
         // running callbacks, so that the listener can be freed afterwards.
         unsafe {
             (ioctx.api().unwatch2)(ioctx.raw(), cookie);
             (ioctx.api().watch_flush)(ioctx.cluster.raw());
             drop(Box::from_raw(listener));
+        }
+    }
+}
+
+/// Establishes the watch again each time that it is `lost`, by `begin`, which is called until it
+/// succeeds, with a pause after each failure. Returns when the senders of `lost` are gone, or
+/// `begin` returns `None`.
+pub(crate) fn keep(lost: &Receiver<()>, pause: Duration, mut begin: impl FnMut() -> Option<Result<()>>) {
+    while lost.recv().is_ok() {
+        loop {
+            match begin() {
+                None => return,
+                Some(Ok(())) => break,
+                Some(Err(_)) => {}
+            }
+            if lost.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+                return;
+            }
         }
     }
 }
@@ -219,7 +269,27 @@ fn decode(message: &[u8]) -> Option<(u64, Event)> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::sync_channel;
+
     use super::*;
+
+    #[test]
+    fn a_lost_watch_is_begun_until_it_is_there_as_often_as_it_is_lost() {
+        let (lose, lost) = sync_channel(1);
+        lose.send(()).unwrap();
+        let (mut lose, mut attempts) = (Some(lose), 0);
+        keep(&lost, Duration::ZERO, || {
+            attempts += 1;
+            match attempts {
+                1 | 2 => return Some(Err(Error::Retryable("the cluster is away".into()))),
+                // It is lost again at once.
+                3 => lose.iter().for_each(|lose| lose.send(()).unwrap()),
+                _ => lose = None,
+            }
+            Some(Ok(()))
+        });
+        assert_eq!(attempts, 4);
+    }
 
     #[test]
     fn an_event_is_decoded_as_it_was_sent_and_nothing_else_is_an_event() {

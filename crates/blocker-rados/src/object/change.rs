@@ -109,6 +109,7 @@ impl Core {
         progress: &Progress,
     ) -> Result<(Version, u64)> {
         conditional::check(change, self.config.object_bytes_max)?;
+        self.settle_overdue().await?;
         let space = self.space(&object.namespace)?;
         let work = Work { core: self, space: &space, object, change, terms, progress };
         let mut recalled = self.objects.recall(object);

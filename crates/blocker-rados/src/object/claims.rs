@@ -57,7 +57,8 @@ struct Claiming(Arc<Core>);
 impl Core {
     pub(crate) async fn claim(self: &Arc<Self>, request: ClaimRequest) -> Result<ClaimReply> {
         let ClaimRequest { scope, epoch, writer, .. } = request;
-        if claims::claim(&Claiming(Arc::clone(self)), &scope, epoch, writer).await? {
+        claims::claim(&Claiming(Arc::clone(self)), &scope, epoch, writer).await?;
+        if self.reported.is_first(&scope, epoch) {
             self.events.publish(&Event::Fenced(scope.clone(), epoch));
             self.notify_others(&Event::Fenced(scope, epoch)).await;
         }

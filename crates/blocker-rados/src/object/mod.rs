@@ -10,7 +10,11 @@ pub(crate) mod view;
 use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
+use blocker::clock::until;
+use blocker::conditional::ReportedClaims;
 use blocker::event::{Event, EventHub};
 use blocker::{Clock, Error, Name, Namespace, ObjectId, Result, Version};
 use dashmap::DashMap;
@@ -21,7 +25,7 @@ use crate::config::RadosConfig;
 use crate::format::{EVENTS, Layout};
 use crate::librados::aio::{Limits, Outcome, ReadOp, WriteOp};
 use crate::librados::ffi::errno;
-use crate::librados::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
+use crate::librados::watch::{NOTIFY_TIMEOUT_MS, RETRY, Watch, encode, keep};
 use crate::librados::{Cluster, IoCtx, Worker, describe};
 use view::{Objects, View, objects};
 
@@ -31,6 +35,8 @@ const SPACES_MAX: usize = 4096;
 /// The number of bits of a version that hold RADOS's version; the other bits hold the pool's
 /// number.
 const VERSION_BITS: u32 = 48;
+/// The maximum time that a call waits until other clients have received its event.
+const NOTIFY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// State shared by the handle of a store and its calls.
 pub(crate) struct Core {
@@ -40,8 +46,11 @@ pub(crate) struct Core {
     pub(crate) limits: Limits,
     pub(crate) objects: Arc<Objects>,
     pub(crate) events: Arc<EventHub>,
+    pub(crate) reported: ReportedClaims,
     pub(crate) worker: Worker,
-    pub(crate) watch: Watch,
+    pub(crate) watch: Arc<Watch>,
+    /// Wakes the thread that establishes a lost watch again. The thread ends with the sender.
+    watch_lost: SyncSender<()>,
     /// A unique number of each open store, which distinguishes the store's own events from those of
     /// others.
     pub(crate) mark: u64,
@@ -88,14 +97,17 @@ impl Core {
             Error::Missing => Error::Denied(format!("the cluster has no pool {:?}", config.pool).into()),
             other => other,
         })?;
+        let (watch_lost, lost) = sync_channel(1);
         let core = Arc::new(Self {
             layout,
             clock,
             limits: Limits::new(config.ops_in_flight_max, config.bytes_in_flight_max),
             objects: Arc::new(objects(config.heads_remembered_max)),
             events: Arc::default(),
+            reported: ReportedClaims::default(),
             worker: Worker::start()?,
-            watch: Watch::default(),
+            watch: Arc::default(),
+            watch_lost,
             mark: crate::format::nonce(),
             pool: RwLock::new(pool),
             is_full: false.into(),
@@ -106,13 +118,43 @@ impl Core {
             config,
         });
         if core.config.watch {
-            core.begin_watch(&core.pool())?;
+            core.keep_watch(lost)?;
+            core.begin_watch()?;
         }
         Ok(core)
     }
 
+    /// Starts the thread that establishes the watch again when it is lost.
+    fn keep_watch(self: &Arc<Self>, lost: Receiver<()>) -> Result<()> {
+        let (core, watch) = (Arc::downgrade(self), Arc::clone(&self.watch));
+        let keep_it = move || {
+            keep(&lost, RETRY, || {
+                let core = core.upgrade().filter(|core| !core.is_closed.load(Ordering::Acquire))?;
+                let begun = core.begin_watch();
+                if begun.is_ok() {
+                    // What was sent since the loss was reported has not arrived here.
+                    core.events.publish(&Event::Missed);
+                }
+                Some(begun)
+            });
+            // A store that was dropped has not ended its watch, which keeps the connection.
+            watch.end();
+        };
+        let spawned = std::thread::Builder::new().name("rados-watch".into()).spawn(keep_it);
+        spawned.map(drop).map_err(|error| {
+            Error::Retryable(format!("cannot start a thread for events of other clients: {error}").into())
+        })
+    }
+
+    /// Lets the watch be established again.
+    fn watch_is_lost(&self) {
+        // If the queue is full, the thread has not begun with the last loss.
+        let _ = self.watch_lost.try_send(());
+    }
+
     /// Begins to receive other clients' events; ends an earlier watch. Blocks.
-    fn begin_watch(self: &Arc<Self>, pool: &Arc<Pool>) -> Result<()> {
+    fn begin_watch(self: &Arc<Self>) -> Result<()> {
+        let pool = self.pool();
         let name = self.layout.internal(EVENTS);
         let op = WriteOp::new(&pool.cluster.api).create();
         let made = blocker::executor::block_on(Box::pin(self.change_own(&pool.root, &name, op)));
@@ -120,14 +162,12 @@ impl Core {
             return Err(self.failed_read(&pool.root, made.code));
         }
         let core = Arc::downgrade(self);
-        let begin_again = move || {
-            let Some(core) = core.upgrade() else { return };
-            let again = Arc::clone(&core);
-            // The watch is re-established on the worker, because ending a watch waits for its
-            // callbacks. If the queue is full, subscribers have already been notified.
-            let _ = core.worker.run(Box::new(move || drop(again.begin_watch(&again.pool()))));
+        let on_broken = move || {
+            if let Some(core) = core.upgrade() {
+                core.watch_is_lost();
+            }
         };
-        self.watch.begin(&pool.root.ioctx, name, &self.events, self.mark, begin_again)
+        self.watch.begin(&pool.root.ioctx, name, &self.events, self.mark, on_broken)
     }
 
     /// Sends an event to other clients. Events are hints: an event that cannot be sent is lost.
@@ -138,7 +178,8 @@ impl Core {
         let Some(message) = encode(event, self.mark) else { return };
         let pool = self.pool();
         let name = self.layout.internal(EVENTS);
-        self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
+        let sent = self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
+        until(&*self.clock, Some(self.clock.now() + NOTIFY_PATIENCE), sent.ended()).await;
     }
 
     /// Refuses all calls from now on. Calls in progress continue.
@@ -370,15 +411,12 @@ impl Core {
             if let Ok(pool) = Pool::open(&old.cluster, &core.config, &core.layout)
                 && pool.number != old.number
             {
-                if core.config.watch {
-                    // Without events from others, claims are only noticed late; the next search
-                    // retries.
-                    let _ = core.begin_watch(&pool);
-                }
                 *core.pool.write() = pool;
                 core.objects.forget_all();
+                core.reported.forget_all();
                 // Another pool is another store, so everything remembered is invalid.
                 core.events.publish(&Event::Missed);
+                core.watch_is_lost();
             }
         };
         self.run_once(|core| &core.is_searching, search);

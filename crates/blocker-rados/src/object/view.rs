@@ -109,14 +109,16 @@ fn unreadable(name: &[u8]) -> Error {
     )
 }
 
-/// Remembered views, and the unsettled objects. No unsettled object may be forgotten, so their
-/// number has no fixed limit: a change that times out adds its object until the object is used
-/// again.
+/// Remembered views, and the unsettled objects. A change that times out adds its object until the
+/// object is used again.
 pub(crate) type Objects = Known<View, ()>;
+
+/// The number of unsettled objects from which on each change first settles one.
+const UNSETTLED_MAX: usize = 64 * 1024;
 
 /// Returns a memory of at most `remembered_max` views.
 pub(crate) fn objects(remembered_max: usize) -> Objects {
-    Known::new(remembered_max, |_, _| 1, usize::MAX)
+    Known::new(remembered_max, |_, _| 1, UNSETTLED_MAX)
 }
 
 // ---- changes in doubt
@@ -125,6 +127,25 @@ pub(crate) fn objects(remembered_max: usize) -> Objects {
 const TRIES: u32 = 20;
 
 impl Core {
+    /// Settles an unsettled object, if there are too many. Called before each change begins.
+    ///
+    /// # Errors
+    /// Returns `Retryable` if the cluster does not allow that now.
+    pub(crate) async fn settle_overdue(self: &Arc<Self>) -> Result<()> {
+        let Some(object) = self.objects.overdue() else { return Ok(()) };
+        let settled = match self.space(&object.namespace) {
+            Ok(space) => self.settle(&space, &object).await,
+            Err(error) => Err(error),
+        };
+        settled.map_err(|error| {
+            let text = format!(
+                "{} changes have unknown outcomes, and that of {object} cannot be read: {error}",
+                self.objects.unsettled_count()
+            );
+            Error::Retryable(text.into())
+        })
+    }
+
     /// Ensures that no earlier change of `object` can still be applied. Cancel safe; concurrent
     /// calls are allowed.
     ///

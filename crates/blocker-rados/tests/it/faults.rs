@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use blocker::executor::{block_on, poll_times};
 use blocker::metrics::{Collect, Number};
 use blocker::{
-    Blocker, BlockerExt, Clock, DeleteRequest, Error, Event, InfoRequest, ObjectId, ReadRequest, SystemClock,
-    WriteRequest,
+    Blocker, BlockerExt, ClaimRequest, Clock, DeleteRequest, Epoch, Error, Event, InfoRequest, ObjectId,
+    ReadRequest, Scope, SystemClock, WriteRequest, WriterId,
 };
 use blocker_rados::{RadosConfig, RadosStore};
 
@@ -261,8 +261,18 @@ fn a_deleted_pool_is_waited_for(cluster: &Cluster) {
     cluster.dev("pool", &["create", "passing"]);
     eventually("write", || write(&*store, &id, b"after!"));
     assert_eq!(read(&*store, &id).unwrap(), b"after!");
-    let after = block_on(store.info(InfoRequest::new(id))).unwrap().version;
+    let after = block_on(store.info(InfoRequest::new(id.clone()))).unwrap().version;
     assert_ne!(version, after, "a version stands for two contents");
     let events: Vec<Event> = std::iter::from_fn(|| subscriber.try_next()).collect();
     assert!(events.contains(&Event::Missed), "{events:?}");
+    // Events of other clients arrive again once the new pool is watched.
+    let (other, scope, start) = (cluster.open(&config), Scope::Object(id), Instant::now());
+    for epoch in (1..).map(Epoch) {
+        block_on(other.claim(ClaimRequest::new(scope.clone(), epoch, WriterId(1)))).unwrap();
+        let fenced = Event::Fenced(scope.clone(), epoch);
+        if std::iter::from_fn(|| subscriber.try_next()).any(|event| event == fenced) {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(180), "the new pool is not watched");
+    }
 }

@@ -91,6 +91,7 @@ impl Core {
         progress: &Progress,
     ) -> Result<(Version, u64)> {
         conditional::check(change, self.object_bytes_max)?;
+        self.settle_overdue().await?;
         let (edits, payload) = edits(change);
         let (blob, orphans) = Default::default();
         let mut work = Work { object, change, terms, progress, edits, payload, blob, orphans };
@@ -258,8 +259,13 @@ impl Core {
                 Source::Inline
             } else {
                 let now = self.clock.now();
-                if let Some((old, _)) = work.blob.take_if(|(_, since)| now.since(*since) > BLOB_AGE_MAX) {
-                    work.orphans.push(old.id);
+                let is_old = match work.blob {
+                    Some((_, since)) if now.since(since) > BLOB_AGE_MAX => true,
+                    Some((blob, _)) => self.may_be_swept(work.object, blob.id).await?,
+                    None => false,
+                };
+                if is_old {
+                    work.orphans.extend(work.blob.take().map(|(old, _)| old.id));
                 }
                 let blob = match work.blob {
                     Some((blob, _)) => blob,
@@ -309,6 +315,20 @@ impl Core {
             .collect();
         compacted.apply(&edits, content.size_bytes, source);
         Ok(Some((compacted, blob.id)))
+    }
+
+    /// Returns whether a sweep may have removed a blob that an earlier attempt has put. A sweep first
+    /// replaces the head, at a time at which the blob is old. Both times are the server's: this host's
+    /// clock stands still while the host is suspended.
+    async fn may_be_swept(&self, object: &ObjectId, blob: u128) -> Result<bool> {
+        let (head, blob) = (self.layout.head(object), self.layout.blob(object, blob));
+        let metas = (self.requests.meta_if_there(&head), self.requests.meta_if_there(&blob));
+        let (head, blob) = futures_util::future::try_join(metas.0, metas.1).await?;
+        Ok(head.zip(blob).is_none_or(|(head, blob)| {
+            let age_secs = head.last_modified.timestamp().saturating_sub(blob.last_modified.timestamp());
+            // The half, because the server's parts may have different clocks.
+            u64::try_from(age_secs).is_ok_and(|age_secs| age_secs >= BLOB_AGE_MAX.as_secs() / 2)
+        }))
     }
 
     async fn put(&self, object: &ObjectId, body: Bytes) -> Result<(Blob, Source)> {

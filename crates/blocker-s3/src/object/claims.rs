@@ -39,7 +39,8 @@ impl Core {
     pub(crate) async fn claim(&self, request: ClaimRequest, progress: &Progress) -> Result<ClaimReply> {
         let ClaimRequest { scope, epoch, writer, .. } = request;
         let claiming = Claiming { core: self, progress };
-        if claims::claim(&claiming, &scope, epoch, writer).await? {
+        claims::claim(&claiming, &scope, epoch, writer).await?;
+        if self.reported.is_first(&scope, epoch) {
             self.events.publish(&Event::Fenced(scope, epoch));
         }
         Ok(ClaimReply::new(epoch))

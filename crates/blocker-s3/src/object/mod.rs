@@ -14,7 +14,7 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use blocker::clock::Sleep;
-use blocker::conditional::Progress;
+use blocker::conditional::{Progress, ReportedClaims};
 use blocker::event::EventHub;
 use blocker::{Call, Clock, Error, ObjectId, Reply, Result};
 use tokio::sync::Semaphore;
@@ -35,6 +35,7 @@ pub(crate) struct Core {
     /// Conditional removals, over HTTP.
     pub(crate) remover: Option<Remover>,
     pub(crate) events: EventHub,
+    pub(crate) reported: ReportedClaims,
     /// Credits for the payloads of operations.
     pub(crate) credits: Credits,
     /// Limits concurrent compactions.
@@ -60,6 +61,8 @@ pub(crate) const TRIES: u32 = 200;
 /// head, the outcome of the change is unknown, and the next access to the object resolves it
 /// (`swap.rs`); otherwise nothing was changed, and a sweep removes a leftover blob.
 ///
+/// The same holds for a call whose reply is dropped before its end.
+///
 /// A call whose work grows with the number of objects (a claim, a sweep) is limited per step: the
 /// time restarts with each finished object.
 pub(crate) fn bounded<T: 'static>(
@@ -73,14 +76,18 @@ pub(crate) fn bounded<T: 'static>(
     if let Err(error) = call.check(&*core.clock) {
         return Reply::err(error);
     }
-    let (core, changed) = (Arc::clone(core), changed.cloned());
+    let under_way = UnderWay { core: Arc::clone(core), progress, changed: changed.cloned() };
     Reply::pending(async move {
+        let mut under_way = under_way;
+        let core = Arc::clone(&under_way.core);
+        let progress = under_way.progress.clone();
         let mut work = pin!(work);
         let mut deadline = deadline.map(|deadline| core.clock.sleep_until(deadline));
         let mut limit: Option<Sleep> = None;
         let mut steps = 0;
         std::future::poll_fn(|cx| {
             if let Poll::Ready(answer) = work.as_mut().poll(cx) {
+                under_way.changed = None;
                 return Poll::Ready(answer);
             }
             let is_late = deadline.as_mut().is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
@@ -96,15 +103,30 @@ pub(crate) fn bounded<T: 'static>(
                 }
                 (steps, limit) = (done, None);
             }
-            Poll::Ready(Err(given_up(&core, is_late, progress.has_begun(), changed.as_ref())))
+            Poll::Ready(Err(given_up(&core, is_late, progress.has_begun())))
         })
         .await
     })
 }
 
-/// Returns the error of a call that ended without a response. If a put may still be applied to the
-/// object, the object is marked.
-fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&ObjectId>) -> Error {
+/// A call without an answer. If it ends without one, and a put may still be applied to the object
+/// that it changes, the object is marked.
+struct UnderWay {
+    core: Arc<Core>,
+    progress: Progress,
+    changed: Option<ObjectId>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(object) = self.changed.take().filter(|_| self.progress.has_begun()) {
+            self.core.heads.unsettle(&object, None);
+        }
+    }
+}
+
+/// Returns the error of a call that ended without a response.
+fn given_up(core: &Core, is_late: bool, has_begun: bool) -> Error {
     core.requests.stats.given_up.increment();
     if !has_begun && is_late {
         return Error::DeadlinePassed;
@@ -117,9 +139,6 @@ fn given_up(core: &Core, is_late: bool, has_begun: bool, changed: Option<&Object
     };
     if !has_begun {
         return Error::Retryable(format!("{why}; nothing was changed").into());
-    }
-    if let Some(object) = changed {
-        core.heads.unsettle(object, None);
     }
     Error::OutcomeUnknown(format!("{why}; the change may have been made, or be made later").into())
 }

@@ -70,6 +70,21 @@ impl Core {
         Err(Error::Retryable("too many concurrent changes to this object".into()))
     }
 
+    /// Settles an unsettled object, if there are too many. Called before each change begins.
+    ///
+    /// # Errors
+    /// Returns `Retryable` if the server does not allow that now.
+    pub(crate) async fn settle_overdue(&self) -> Result<()> {
+        let Some(object) = self.heads.overdue() else { return Ok(()) };
+        self.look(&object).await.map(drop).map_err(|error| {
+            let text = format!(
+                "{} changes have unknown outcomes, and that of {object} cannot be read: {error}",
+                self.heads.unsettled_count()
+            );
+            Error::Retryable(text.into())
+        })
+    }
+
     /// Returns the current head, even if a late put may still be applied to it.
     async fn look_at(&self, object: &ObjectId, path: &Path) -> Result<Option<Seen>> {
         let known = self.heads.recall(object);
@@ -125,9 +140,10 @@ impl Core {
             }
             match self.requests.replace(&path, &body, &base.etag).await {
                 Put::Done(Some(etag)) => return self.swapped(object, next, etag),
+                // The base has been replaced, so nothing that the new head names may be removed.
                 Put::Done(None) => {
-                    self.heads.forget(object);
-                    return Swap::Failed(Error::Unsupported("the server returns no ETag".into()));
+                    unknown = Some(Error::Unsupported("the server returns no ETag".into()));
+                    break;
                 }
                 // This can happen even at the first attempt, because a proxy may have sent the put
                 // twice.
@@ -170,7 +186,7 @@ impl Core {
 /// The approximate memory use of a remembered head, in addition to its names and its content. The
 /// head is in a map, whose capacity may be twice the number of its entries.
 const HEAD_BYTES: usize = 600;
-/// The maximum number of objects that are remembered as unsettled.
+/// The number of unsettled objects from which on each change first settles one.
 const UNSETTLED_MAX: usize = 16 * 1024;
 
 /// A head and its ETag.
@@ -261,14 +277,34 @@ impl Drop for ObjectLock<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{S3Config, S3Store};
     use blocker::executor::{block_on, poll_times};
-    use blocker::{ManualClock, Name, Namespace};
+    use blocker::{BlockerExt, ManualClock, Name, Namespace, SystemClock, WriteRequest};
+    use object_store::memory::InMemory;
+
+    fn name(text: String) -> ObjectId {
+        ObjectId::new(Namespace::new("vm").unwrap(), Name::new(text).unwrap())
+    }
+
+    #[test]
+    fn a_change_first_settles_an_object_if_too_many_are_unsettled() {
+        let (config, clock) = (S3Config::new("bucket"), Arc::new(SystemClock));
+        let store = S3Store::open_over(&config, Arc::new(InMemory::new()), clock).unwrap();
+        let heads = &store.core.heads;
+        for number in 0..=UNSETTLED_MAX {
+            heads.unsettle(&name(format!("late-{number}")), None);
+        }
+        assert!(heads.is_unsettled(&name(format!("late-{UNSETTLED_MAX}"))));
+        for left in [UNSETTLED_MAX, UNSETTLED_MAX - 1, UNSETTLED_MAX - 1] {
+            block_on(store.write(WriteRequest::new(name("new".into()), 0, b"x"))).unwrap();
+            assert_eq!(heads.unsettled_count(), left);
+        }
+    }
 
     #[test]
     fn locks_are_taken_in_order_and_leave_nothing_behind() {
         let (locks, clock) = (ObjectLocks::default(), ManualClock::new());
-        let name = |text| ObjectId::new(Namespace::new("vm").unwrap(), Name::new(text).unwrap());
-        let (one, two) = (name("one"), name("two"));
+        let (one, two) = (name("one".into()), name("two".into()));
         let first = block_on(locks.lock(&one, &clock));
         let other = block_on(locks.lock(&two, &clock));
         let mut waiting = Box::pin(locks.lock(&one, &clock));

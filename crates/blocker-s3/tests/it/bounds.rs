@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{
-    Blocker, BlockerExt, ClaimRequest, Clock, Epoch, Error, ListRequest, ManualClock, ReadRequest, Scope,
-    Stamp, SystemClock, Timestamp, WriteFullRequest, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Clock, Epoch, Error, Event, ListRequest, ManualClock, ReadRequest,
+    Scope, Stamp, SystemClock, Timestamp, WriteFullRequest, WriteRequest, WriterId,
 };
 use blocker_s3::object_store::ObjectStore;
 use blocker_s3::{S3Config, S3Store};
@@ -138,6 +138,26 @@ fn a_claim_takes_as_long_as_it_comes_further() {
     let error = drive(&clock, other.claim(claim(3))).map(drop).unwrap_err();
     assert_eq!(error.kind(), "outcome_unknown", "{error}");
     assert_eq!(since(&clock, start), 100);
+}
+
+/// The first attempt has raised the epoch; the repetition only meets the objects.
+#[test]
+fn a_claim_that_its_repetition_completes_is_reported_once() {
+    let (server, clock) = (Server::new(1), ManualClock::new());
+    let store = open(&server, &clock);
+    let request = WriteRequest::new(object("disk"), 0, b"x").stamp(Stamp::new(1, 1));
+    drive(&clock, store.write(request)).unwrap();
+    let mut events = store.subscribe();
+    let scope = Scope::Namespace(object("x").namespace);
+    let claim = || drive(&clock, store.claim(ClaimRequest::new(scope.clone(), Epoch(2), WriterId(1))));
+    server.stall(|met| met.path.starts_with("h/"));
+    assert_eq!(claim().map(drop).unwrap_err().kind(), "outcome_unknown");
+    assert_eq!(events.try_next(), None);
+    server.heal();
+    claim().unwrap();
+    assert_eq!(events.try_next(), Some(Event::Fenced(scope.clone(), Epoch(2))));
+    claim().unwrap();
+    assert_eq!(events.try_next(), None);
 }
 
 #[test]

@@ -94,6 +94,29 @@ fn is_there(store: &S3Store, name: &str) -> bool {
     }
 }
 
+/// As if the writer's host had been suspended: only the server's clock shows that time has passed.
+#[test]
+fn a_blob_that_was_swept_while_its_writer_stood_still_is_put_again() {
+    let place = Place::new("suspended");
+    let (store, other) = (place.open(), place.open());
+    write(&store, "a", None).unwrap();
+    place.server.trouble(|asked| match asked.method == "PUT" && asked.key.starts_with("h/") {
+        true => Trouble::HeldBefore,
+        false => Trouble::None,
+    });
+    std::thread::scope(|threads| {
+        let writing = threads.spawn(|| write(&store, "a", None));
+        place.server.wait_held(1);
+        place.server.heal();
+        place.server.advance(7200);
+        assert_eq!(place.sweep(&other).removed, 1);
+        place.server.release();
+        writing.join().unwrap().unwrap();
+    });
+    let read = block_on(other.read(ReadRequest::new(object("a"), 0, 50_000))).unwrap();
+    assert_eq!(read.data.to_vec(), [7; 50_000]);
+}
+
 #[test]
 fn old_ghosts_go_and_their_names_can_be_used_again() {
     let place = Place::new("names");

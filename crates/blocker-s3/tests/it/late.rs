@@ -61,3 +61,17 @@ fn what_shuts_out_one_late_put_does_not_count_for_the_next() {
     drive(&clock, reading).unwrap();
     stays("one", &server, &store, &clock);
 }
+
+#[test]
+fn a_late_put_of_a_change_whose_reply_was_dropped_is_shut_out() {
+    let (server, clock) = (Server::new(0), ManualClock::new());
+    let store = open(&server, &clock);
+    write(&store, &clock, "one").unwrap();
+    server.stall(|met| met.kind == "put");
+    let request = WriteFullRequest::new(object("o"), b"two".to_vec());
+    let mut writing = Box::pin(store.write_full(request).into_future());
+    assert!(writing.as_mut().now_or_never().is_none(), "the put has no response yet");
+    drop(writing);
+    server.heal();
+    stays("one", &server, &store, &clock);
+}

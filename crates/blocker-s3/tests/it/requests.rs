@@ -195,6 +195,19 @@ fn etags_are_handed_back_as_the_server_compares_them() {
     assert_eq!(read(&store, &clock, &object("a")).unwrap(), [2; 10]);
 }
 
+/// A proxy may have dropped the header. The head is stored, and names the change's blob.
+#[test]
+fn a_change_whose_response_has_no_etag_is_made() {
+    let (server, clock) = (Server::new(1), ManualClock::new());
+    let store = open(&server, &clock);
+    let full = |byte| WriteFullRequest::new(object("a"), vec![byte; 100_000]);
+    drive(&clock, store.write_full(full(1))).unwrap();
+    let server = server.quirk(Quirk::NamesNoEtag);
+    drive(&clock, store.write_full(full(2))).unwrap();
+    server.quirk(Quirk::None);
+    assert_eq!(read(&store, &clock, &object("a")).unwrap(), vec![2; 100_000]);
+}
+
 #[test]
 fn the_probe_leaves_nothing() {
     let (server, clock) = (Server::new(1), ManualClock::new());

@@ -260,15 +260,14 @@ fn after_raise(raised: bool) -> impl Fn(Error) -> Error {
     }
 }
 
-/// Claims a scope. Returns whether its epoch has risen. A claim of epoch 0 changes nothing; its
-/// error names the epoch in force.
+/// Claims a scope. A claim of epoch 0 changes nothing; its error names the epoch in force.
 ///
 /// # Errors
 /// Returns `Fenced`, `Invalid`, and the errors of the store.
-pub async fn claim<S: Claims>(store: &S, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
+pub async fn claim<S: Claims>(store: &S, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<()> {
     if epoch == Epoch(0) {
         return match epoch_in_force(store, scope).await? {
-            0 => Ok(false),
+            0 => Ok(()),
             in_force => fenced(in_force),
         };
     }
@@ -283,8 +282,7 @@ pub async fn claim<S: Claims>(store: &S, scope: &Scope, epoch: Epoch, writer: Wr
         Scope::Object(object) => {
             let mut raised = false;
             let claimed = claim_object(store, scope, object, claim, &mut raised).await;
-            claimed.map_err(after_raise(raised))?;
-            Ok(raised)
+            claimed.map_err(after_raise(raised))
         }
     }
 }
@@ -310,7 +308,7 @@ async fn claim_scope<S: Claims>(
     scope: &Scope,
     place: Place<'_>,
     (epoch, writer): (u64, WriterId),
-) -> Result<bool> {
+) -> Result<()> {
     let own = store.record(place).await?.claim;
     let above = look_above(store, scope, (epoch, writer), own.is_held_by(epoch, writer)).await?;
     if !above.is_held && own.epoch < epoch {
@@ -323,8 +321,7 @@ async fn claim_scope<S: Claims>(
     record_claim(store, place, above, held, writer).await.map_err(after_raise(raised))?;
     // `meet_all` runs even if the record already had the epoch: the claim that raised the record
     // may not have finished.
-    store.meet_all(place, epoch).await.map_err(after_raise(raised))?;
-    Ok(raised)
+    store.meet_all(place, epoch).await.map_err(after_raise(raised))
 }
 
 /// Writes the record of a scope's claim: raises its epoch, or marks the claim as held. Returns

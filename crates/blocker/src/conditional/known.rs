@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -22,6 +22,8 @@ pub struct Known<S, B> {
     unsettled_max: usize,
     /// The number of doubts so far.
     doubts: AtomicU64,
+    /// The number of objects that [`Known::overdue`] has returned.
+    turns: AtomicUsize,
 }
 
 /// The late changes that an unsettled object had at some time.
@@ -49,11 +51,14 @@ impl<S> Default for Generations<S> {
 
 impl<S: Clone, B: Clone + Default + PartialEq> Known<S, B> {
     /// Returns a memory for states with a total weight of at most `weight_max`, measured by
-    /// `weigh`, and for at most `unsettled_max` unsettled objects.
+    /// `weigh`, and for `unsettled_max` unsettled objects. No unsettled object is forgotten: a
+    /// store begins no change while one is [overdue](Self::overdue), so that there are more only by
+    /// the changes that had begun before.
     #[must_use]
     pub fn new(weight_max: usize, weigh: fn(&ObjectId, &S) -> usize, unsettled_max: usize) -> Self {
-        let (generations, unsettled, doubts) = Default::default();
-        Self { generations, young_weight_max: weight_max / 2, weigh, unsettled, unsettled_max, doubts }
+        let (generations, unsettled, doubts, turns) = Default::default();
+        let young_weight_max = weight_max / 2;
+        Self { generations, young_weight_max, weigh, unsettled, unsettled_max, doubts, turns }
     }
 
     /// Returns the last known state of an object.
@@ -120,9 +125,22 @@ impl<S: Clone, B: Clone + Default + PartialEq> Known<S, B> {
                 doubt.base = B::default();
             }
             doubt.number = number;
-        } else if unsettled.len() < self.unsettled_max {
+        } else {
             unsettled.insert(object.clone(), Doubt { base, number });
         }
+    }
+
+    /// Returns an object that has to be settled before the next change begins, if as many are
+    /// unsettled as may be. The next call returns another one, because an object that cannot be
+    /// settled must not stop all changes.
+    #[must_use]
+    pub fn overdue(&self) -> Option<ObjectId> {
+        let unsettled = self.unsettled.lock();
+        if unsettled.len() < self.unsettled_max {
+            return None;
+        }
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        unsettled.keys().nth(turn % unsettled.len().max(1)).cloned()
     }
 
     /// Returns the doubt about an object, if it is unsettled. Only what the store does after this
@@ -220,5 +238,23 @@ mod tests {
         known.unsettle(&object(1), 7);
         known.unsettle(&object(1), 8);
         assert_eq!(known.unsettled(&object(1)).unwrap().base, 0);
+    }
+
+    #[test]
+    fn no_unsettled_object_is_forgotten_and_too_many_are_overdue_in_turn() {
+        let known: Known<(), i32> = Known::new(1024, |_, ()| 1, 2);
+        known.unsettle(&object(1), 7);
+        assert_eq!(known.overdue(), None);
+        known.unsettle(&object(2), 7);
+        known.unsettle(&object(3), 7);
+        assert_eq!(known.unsettled_count(), 3);
+        let mut overdue = [(); 3].map(|()| known.overdue().unwrap());
+        overdue.sort();
+        assert_eq!(overdue, [object(1), object(2), object(3)]);
+        for number in [1, 2] {
+            let doubt = known.unsettled(&object(number)).unwrap();
+            known.settled(&object(number), &doubt);
+        }
+        assert!(known.overdue().is_none() && known.is_unsettled(&object(3)));
     }
 }

@@ -1,15 +1,17 @@
 //! The core of stores whose atomic steps span only one object: a change is decided on the object's
 //! observed state, and applied on the condition that the state is unchanged. This module does no
-//! I/O. It has the decision (this file), the claim protocol ([`claims`]), and a memory of the last
-//! known states of objects ([`Known`]).
+//! I/O. It has the decision (this file), the claim protocol ([`claims`]), and memories of the last
+//! known states of objects ([`Known`]) and of reported claims ([`ReportedClaims`]).
 //!
 //! A copy is decided as the change that [`copied`] returns for it. A copy that reaches the decision
 //! is therefore one of an object onto itself: a new version of the same bytes.
 
 pub mod claims;
 mod known;
+mod reported;
 
 pub use known::{Doubt, Known};
+pub use reported::ReportedClaims;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

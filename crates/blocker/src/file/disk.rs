@@ -91,7 +91,7 @@ pub(super) trait Disk: Send + Sync {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn unlink(&self, path: &Path) -> io::Result<()>;
-    /// Creates a directory. Returns whether it was missing.
+    /// Creates a directory. Returns whether it was missing. After an error, it may be there.
     fn make_dir(&self, path: &Path) -> io::Result<bool>;
     /// Calls `each` with every entry of a directory and its kind; a missing directory counts as
     /// empty.

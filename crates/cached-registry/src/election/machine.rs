@@ -15,7 +15,7 @@ use super::{
 };
 use crate::agreement::Block;
 use crate::disk::Disk;
-use crate::document::{Change, Event, Key, Revision};
+use crate::document::{Change, Document, Event, Key, Revision};
 use crate::error::{Error, Result};
 use crate::registry::Registry;
 
@@ -178,16 +178,18 @@ impl Machine for Documents {
         }
         let (registry, key, seen) =
             (self.registry.clone(), self.key.clone(), self.machine.seen().flatten().cloned());
-        // A renewal does not require a new read.
-        let matters = move |event: &Event| match event {
-            Event::Removed(_) => true,
-            Event::Changed(document) => LeaderDocument::decode(&document.value).is_ok_and(|new| {
-                new.release.is_some() || seen.as_ref().is_none_or(|seen| seen.epoch != new.epoch)
-            }),
-        };
         Some(Box::pin(async move {
+            let matters = |event: &Event| match event {
+                Event::Removed(_) => true,
+                Event::Changed(document) => is_news(seen.as_ref(), Some(document)),
+            };
             loop {
                 if let Ok(listing) = registry.list(key.as_str()).await {
+                    // The watch does not report what has changed between the last read and the listing.
+                    let found = listing.documents.iter().find(|document| document.key == key);
+                    if is_news(seen.as_ref(), found) {
+                        return;
+                    }
                     let mut watch = registry.watch(key.as_str(), listing.revision);
                     while let Ok(changes) = watch.next().await {
                         if changes.events.iter().any(&matters) {
@@ -199,6 +201,16 @@ impl Machine for Documents {
             }
         }))
     }
+}
+
+/// Returns whether a host that has read `seen` has to read again, because this document was found. A
+/// renewal does not require that.
+fn is_news(seen: Option<&LeaderDocument>, found: Option<&Document>) -> bool {
+    let Some(found) = found else { return seen.is_some() };
+    let is_other = |new: LeaderDocument| {
+        seen.is_none_or(|seen| (seen.epoch, &seen.release) != (new.epoch, &new.release))
+    };
+    LeaderDocument::decode(&found.value).is_ok_and(is_other)
 }
 
 /// The election by the blocks of a disk.
@@ -295,5 +307,37 @@ impl Machine for Blocks {
 
     fn hint(&self) -> Option<Boxed<()>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::WriterId;
+
+    use super::*;
+    use crate::election::Candidate;
+
+    #[test]
+    fn a_host_reads_again_unless_only_a_renewal_was_found() {
+        let me = Candidate { node: "a".into(), address: "a:1".into(), writer: WriterId(1) };
+        let key = || Key::new(LEADER).unwrap();
+        let found = |document: &LeaderDocument| {
+            let (value, revision) = (document.encode(), Revision(1));
+            Document { key: key(), value, revision, lease: None }
+        };
+        let seen = me.document(5, 1);
+        let released = LeaderDocument { release: Some(Release::Anyone), ..me.document(5, 2) };
+        for (seen, new, is_it) in [
+            (&seen, me.document(5, 2), false),
+            (&seen, me.document(6, 0), true),
+            (&seen, released.clone(), true),
+            (&released, LeaderDocument { renewal: 3, ..released.clone() }, false),
+            (&released, me.document(5, 3), true),
+        ] {
+            assert_eq!(is_news(Some(seen), Some(&found(&new))), is_it, "{new:?}");
+        }
+        assert!(is_news(None, Some(&found(&seen))) && is_news(Some(&seen), None) && !is_news(None, None));
+        let damaged = Document { value: "?".into(), ..found(&seen) };
+        assert!(!is_news(None, Some(&damaged)));
     }
 }

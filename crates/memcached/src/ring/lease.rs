@@ -146,9 +146,10 @@ impl RingLease {
         });
     }
 
-    /// The registry has renewed the lease, by a request of the time `sent`.
-    pub fn renewed(&self, sent: u64) {
-        self.with(|parts, _| parts.holder.renewed(sent));
+    /// The registry has renewed the lease, by a request of the time `sent`. Returns false if this does not
+    /// count, because the node must be [registered](Self::registered) before.
+    pub fn renewed(&self, sent: u64) -> bool {
+        self.parts.is_none() || self.with(|parts, _| parts.holder.renewed(sent))
     }
 
     /// The lease has ended in the registry, or the node's document is not bound to it.

@@ -110,8 +110,7 @@ impl Store {
         }
         if !had_file && self.disk.unlink(&object.path).is_ok() {
             self.forget_file(object, state);
-            let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
-            return synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error);
+            return self.store_undo(object, error);
         }
         // The header of a tombstone's file, or of a file that cannot be removed, may now mark the
         // object as live.
@@ -126,6 +125,13 @@ impl Store {
             Ok(()) => error,
             Err(failed) => ambiguous(&failed),
         }
+    }
+
+    /// Stores that the file of a failed creation has been removed: without that, a power loss could
+    /// leave the file. Returns the error to report.
+    pub(super) fn store_undo(&self, object: &Object, error: Error) -> Error {
+        let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
+        synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error)
     }
 
     /// Records that the object's file has been removed.

@@ -113,10 +113,9 @@ impl Store {
         }
     }
 
+    /// Records that the entry `path` has been created, replaced or removed.
     pub(super) fn entry_changed(&self, path: &Path) {
-        if let Some(dir) = path.parent() {
-            self.unsynced_dirs.lock().enter(dir);
-        }
+        self.unsynced_dirs.lock().entry_changed(path);
     }
 
     pub(super) fn unsynced_dirs(&self) -> Vec<PathBuf> {
@@ -156,10 +155,12 @@ pub(in crate::file) struct UnsyncedDirs {
 }
 
 impl UnsyncedDirs {
-    /// Records a changed entry of `dir`.
-    pub(super) fn enter(&mut self, dir: &Path) {
-        self.last += 1;
-        self.dirs.insert(dir.to_path_buf(), self.last);
+    /// Records that the entry `path` has changed, which makes its directory unsynced.
+    pub(super) fn entry_changed(&mut self, path: &Path) {
+        if let Some(dir) = path.parent() {
+            self.last += 1;
+            self.dirs.insert(dir.to_path_buf(), self.last);
+        }
     }
 
     /// Returns the number of the last unstored change of `dir`.
@@ -195,11 +196,11 @@ mod tests {
 
     #[test]
     fn a_sync_covers_what_came_before_it_and_no_more() {
-        let dir = Path::new("d");
+        let (dir, entry) = (Path::new("d"), Path::new("d/a"));
         let mut dirs = UnsyncedDirs::default();
-        dirs.enter(dir);
+        dirs.entry_changed(entry);
         let begun = dirs.last_change(dir).unwrap();
-        dirs.enter(dir);
+        dirs.entry_changed(entry);
         dirs.note_stored(dir, begun);
         assert_eq!(dirs.paths(), [dir], "changed while it was being synced");
         let begun = dirs.last_change(dir).unwrap();
@@ -211,24 +212,24 @@ mod tests {
     fn directories_are_stored_in_the_same_order_in_every_run() {
         let mut dirs = UnsyncedDirs::default();
         for dir in ["c", "e", "a", "d", "b"] {
-            dirs.enter(Path::new(dir));
+            dirs.entry_changed(&Path::new(dir).join("x"));
         }
         assert_eq!(dirs.paths(), ["a", "b", "c", "d", "e"].map(Path::new));
     }
 
     #[test]
     fn a_sync_that_comes_late_covers_no_change_after_its_beginning() {
-        let dir = Path::new("d");
+        let (dir, entry) = (Path::new("d"), Path::new("d/a"));
         let mut dirs = UnsyncedDirs::default();
-        dirs.enter(dir);
+        dirs.entry_changed(entry);
         // Two threads sync the directory; one ends, the directory changes, the other ends.
         let (one, two) = (dirs.last_change(dir).unwrap(), dirs.last_change(dir).unwrap());
         dirs.note_stored(dir, one);
-        dirs.enter(dir);
+        dirs.entry_changed(entry);
         dirs.note_stored(dir, two);
         assert_eq!(dirs.paths(), [dir]);
         let all = dirs.last();
-        dirs.enter(Path::new("e"));
+        dirs.entry_changed(Path::new("e/a"));
         dirs.note_all_stored(all);
         assert_eq!(dirs.paths(), [Path::new("e")]);
     }

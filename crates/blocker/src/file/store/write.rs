@@ -163,8 +163,10 @@ impl Store {
             drop(header);
             object.reset_slot(None);
             // A remaining file could appear as an empty object.
-            return Err(match self.disk.unlink(&object.path) {
-                Ok(()) => failed(error),
+            let removed = self.disk.unlink(&object.path);
+            self.entry_changed(&object.path);
+            return Err(match removed {
+                Ok(()) => self.store_undo(object, failed(error)),
                 Err(unlink) => ambiguous(&unlink),
             });
         }
@@ -187,11 +189,12 @@ impl Store {
             // The lock is held until the new entry is recorded: another thread that finds the
             // directory must not find that its entry is stored.
             let mut unsynced = self.unsynced_dirs.lock();
-            if self.disk.make_dir(dir)?
-                && let Some(parent) = dir.parent()
-            {
-                unsynced.enter(parent);
+            let made = self.disk.make_dir(dir);
+            // After an error, the directory may be there: the next attempt finds it.
+            if !matches!(made, Ok(false)) {
+                unsynced.entry_changed(dir);
             }
+            made?;
         }
         Ok(())
     }

@@ -236,6 +236,24 @@ fn what_is_stored_in_a_directory_that_another_thread_has_just_made_survives() {
     }
 }
 
+#[test]
+fn what_is_stored_in_a_directory_survives_although_an_error_came_after_the_directory_was_made() {
+    for seed in 0..32 {
+        let disk = new_disk();
+        let store = open(&disk).unwrap();
+        let dir = Path::new(ROOT).join("objects/n.ns");
+        // EMFILE.
+        disk.refuse(&dir, Some(24));
+        let failed = block_on(store.write(WriteRequest::new(object("a"), 0, b"x")));
+        assert!(failed.is_err());
+        disk.refuse(&dir, None);
+        write(&store, &object("a"), b"x", Durability::Stored);
+        drop(store);
+        disk.power_cycle(seed);
+        assert_eq!(content(&open(&disk).unwrap(), &object("a")), b"x", "seed {seed}");
+    }
+}
+
 /// Otherwise a read after the deadline could show the old bytes, and the change be made later.
 #[test]
 fn a_change_whose_deadline_passes_while_it_waits_for_its_locks_is_never_made() {
@@ -529,6 +547,26 @@ fn a_creation_that_fails_leaves_no_object() {
         }
     }
     assert!(definite > 20, "only {definite} creations failed for sure");
+}
+
+/// The removal of the file must not be lost with the power: the file would be an empty object.
+#[test]
+fn a_creation_that_fails_leaves_no_object_after_a_power_loss() {
+    for seed in 0..400 {
+        let disk = new_disk();
+        let store = open(&disk).unwrap();
+        // The directory exists, and is stored.
+        write(&store, &object("other"), b"x", Durability::Stored);
+        disk.fail(seed, vec![(Fault::Write, 1000)]);
+        let failed = block_on(store.write(WriteRequest::new(object("a"), 0, b"new"))).unwrap_err();
+        disk.media.lock().faults = None;
+        assert!(!failed.is_ambiguous(), "{failed}");
+        block_on(store.flush(FlushRequest::new(Scope::All))).unwrap();
+        drop(store);
+        disk.power_cycle(seed);
+        let found = block_on(open(&disk).unwrap().info(InfoRequest::new(object("a"))));
+        assert_eq!(found.unwrap_err(), Error::Missing, "seed {seed}");
+    }
 }
 
 /// An object that outgrows its packed place moves; its stored data exist at every step.

@@ -531,6 +531,8 @@ impl Disk for SimulatedDisk {
                 media.dirs.insert(path.to_path_buf(), Dir::default());
                 Ok(())
             })?;
+            // A new directory is opened, so that it is given to its owner.
+            media.check_path(path)?;
         }
         self.pass("after make_dir", path);
         Ok(true)
