@@ -159,12 +159,13 @@ impl Holder {
         self.renewed(sent);
     }
 
-    /// The registry has renewed the lease, by a request of the time `sent`. This counts only while the
-    /// node is [registered](Self::registered).
-    pub fn renewed(&mut self, sent: u64) {
+    /// The registry has renewed the lease, by a request of the time `sent`. Returns whether this counts, as
+    /// it does only while the node is [registered](Self::registered).
+    pub fn renewed(&mut self, sent: u64) -> bool {
         if self.is_registered {
             self.registry_until = self.registry_until.max(relied_on(sent, self.lease_ns));
         }
+        self.is_registered
     }
 
     /// The lease has ended in the registry, or `alive/NODE` is not bound to it: the node must be
@@ -373,8 +374,7 @@ mod tests {
             (holder.until(), holder.holds(2010 * MS - 1), holder.holds(2010 * MS)),
             (2010 * MS, true, false)
         );
-        holder.renewed(20 * MS);
-        holder.renewed(15 * MS);
+        assert!(holder.renewed(20 * MS) && holder.renewed(15 * MS));
         assert_eq!(holder.until(), 2020 * MS);
 
         holder.promised("c", promise, 100 * MS);
@@ -384,7 +384,7 @@ mod tests {
         holder.promised("b", Promise { ms: u32::MAX, ..promise }, 30 * MS);
         assert_eq!(holder.until(), 2030 * MS, "at most the node's own lease");
         holder.lost();
-        holder.renewed(50 * MS);
+        assert!(!holder.renewed(50 * MS), "also while a promise holds");
         assert_eq!(holder.until(), 2030 * MS);
 
         // While it changes its warden, until it knows which one it has.

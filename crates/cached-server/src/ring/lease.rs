@@ -233,8 +233,16 @@ impl Shared {
         if renewed == Renewed::No {
             own.lost();
         }
-        if renewed == Renewed::Own && own.is_valid() || renewed == Renewed::Shared && *self.is_held.borrow() {
-            own.renewed(lease.sent);
+        // A promise may hold the node that has taken another lease, and has not read the map since.
+        let counts = match renewed {
+            Renewed::Own => own.is_valid() && own.renewed(lease.sent),
+            Renewed::Shared if *self.is_held.borrow() => {
+                own.renewed(lease.sent);
+                true
+            }
+            Renewed::Shared | Renewed::No => false,
+        };
+        if counts {
             self.written.set(Some(lease.written));
             return Ok(());
         }

@@ -106,7 +106,7 @@ impl RingLease {
 
     /// A node has answered the PING that was queued at `sent`. A promise that was not asked for does not
     /// count.
-    pub(super) fn promised(&self, by: &str, sent: u64, report: &Report) {
+    pub fn promised(&self, by: &str, sent: u64, report: &Report) {
         if report.promise.ms > 0 && !self.is_stalled() {
             self.with(|parts, _| parts.holder.promised(by, report.promise, sent));
         }
@@ -146,9 +146,10 @@ impl RingLease {
         });
     }
 
-    /// The registry has renewed the lease, by a request of the time `sent`.
-    pub fn renewed(&self, sent: u64) {
-        self.with(|parts, _| parts.holder.renewed(sent));
+    /// The registry has renewed the lease, by a request of the time `sent`. Returns whether this counts: if
+    /// not, the node must be [registered](Self::registered) again.
+    pub fn renewed(&self, sent: u64) -> bool {
+        self.with(|parts, _| parts.holder.renewed(sent))
     }
 
     /// The lease has ended in the registry, or the node's document is not bound to it.

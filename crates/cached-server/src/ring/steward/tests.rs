@@ -1,18 +1,22 @@
-//! Hand-overs while a change of the documents is under way: the tests decide when the store of the
-//! registry performs it.
+//! Hand-overs while a change of the documents is under way, and leases that the registry loses: the tests
+//! decide when the store of the registry performs a call, and whether it does.
 
 use super::*;
 use crate::ring::documents::Guards;
 use crate::ring::join::tests::{MINUTE, node, run, settings};
-use cached_memcached::{Logging, Server, Settings};
+use crate::ring::lease::NodeLease;
+use cached_memcached::settings::RingSettings;
+use cached_memcached::{Logging, RingLease, Server, Settings};
+use cached_registry::Lease;
+use cached_ring::{Promise, Report};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
-use test_kit::steered::{Op, SteeredStore};
+use test_kit::steered::{Op, SteeredStore, Verdict};
 use tokio::sync::oneshot;
 
-/// The only process of a ring, and the store of the ring's registry.
+/// The process of the node `a` of a ring, and the store of the ring's registry.
 struct World {
     store: Arc<SteeredStore>,
     steward: Shared,
@@ -25,12 +29,16 @@ fn registry(store: &Arc<SteeredStore>) -> Registry {
 }
 
 async fn world() -> World {
+    world_of(&Map::first("main", node("a", 21)).expect("a map")).await
+}
+
+async fn world_of(map: &Map) -> World {
     let (store, own) = (SteeredStore::new(), node("a", 21));
     let registry = registry(&store);
     let documents = Documents::new("main", registry);
-    let first = Map::first("main", own.clone()).expect("a map");
-    documents.write(None, &first, Guards::default()).await.expect("documents");
-    let ring = Some(Arc::new(settings(&own)));
+    documents.write(None, map, Guards::default()).await.expect("documents");
+    let ring = RingSettings { map: Arc::new(map.clone()), ..settings(&own) };
+    let ring = Some(Arc::new(ring));
     let settings = Settings { listen: Vec::new(), threads: 1, ring, ..Settings::default() };
     let server = Server::open(settings, Logging::embedded(0)).expect("a server");
     let steward = Shared {
@@ -143,5 +151,51 @@ fn a_process_that_goes_on_waits_until_it_can_read_its_disk_again() {
         });
         resumed.await.expect("it goes on");
         assert_eq!(attempts.get(), 2, "what it knew of its block may not be so any more");
+    });
+}
+
+#[test]
+fn a_lease_that_was_taken_while_promises_hold_counts_once_the_map_is_read() {
+    run(async {
+        let first = Map::first("main", node("a", 21)).and_then(|map| map.join(node("b", 23)));
+        let map = first.and_then(|map| map.set_warden("a", Some("b"))).expect("a map");
+        let World { store, steward, _server } = world_of(&map).await;
+        let (documents, own) = (&steward.documents, steward.live.ring_lease().expect("a ring"));
+        documents.read().await.expect("documents");
+        let mut lease = NodeLease::new(&steward.own, true);
+        assert_eq!(lease.take(documents).await, Ok(true));
+        lease.register(&own);
+        let promise = Promise { ms: 60_000, term: 1 };
+        own.promised("b", RingLease::now(), &Report { promise, ..Report::default() });
+
+        let (written, id) = documents.read().await.expect("documents").alive.get("a").expect("alive");
+        let ended = Lease { id: id.expect("a lease"), duration: MINUTE, until: Default::default() };
+        registry(&store).revoke(&ended).await.expect("ended");
+        documents.read().await.expect("documents");
+        // The node takes another lease and binds its document to it; then the map cannot be read, once.
+        let (mut changes, mut fails) = (0, true);
+        store.rule(move |call| match call.op {
+            Op::WriteFull => {
+                changes += 1;
+                Verdict::Pass
+            }
+            Op::Read if changes == 2 && std::mem::take(&mut fails) => {
+                Verdict::Fail(blocker::Error::Retryable("away".into()))
+            }
+            _ => Verdict::Pass,
+        });
+        let is_renewed = async {
+            while [None, Some(written)].contains(&steward.written.get()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let renewed = timeout(MINUTE, async {
+            tokio::select! {
+                () = steward.keep_lease(lease) => panic!("the task has ended"),
+                () = is_renewed => {}
+            }
+        });
+        renewed.await.expect("another lease");
+        assert!(own.renewed(RingLease::now()), "the node would lapse with the promises of its warden");
     });
 }
