@@ -28,8 +28,9 @@ const STOOD_STILL: &str = "this process stood still";
 /// The longest time between two looks at the other nodes' leases.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
-/// The longest time for which the end of the process waits for the registry.
-const SIGN_OFF_MAX: Duration = Duration::from_secs(1);
+/// The longest time for which the end of the process waits for the registry, which may be choosing a leader
+/// of its own, and whose documents other nodes may change that end at the same time.
+const SIGN_OFF_MAX: Duration = Duration::from_secs(3);
 
 /// What is known of other processes of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -415,20 +416,26 @@ impl Shared {
         // The server needs no map any more.
         self.documents.hold(true);
         let mut back_off = BackOff::short();
-        let signed_off = timeout(SIGN_OFF_MAX, async {
+        let mut cause = "the registry does not answer in time".to_owned();
+        let signing_off = async {
             loop {
                 match self.try_sign_off().await {
-                    // The map has changed in the meantime, or the lease has ended.
-                    Err(DocumentsError::Registry(Error::Conflict { .. })) => back_off.wait().await,
+                    // The map has changed in the meantime, or the registry is away for a moment. If the
+                    // change was made, the next attempt finds that.
+                    Err(DocumentsError::Registry(
+                        error @ (Error::Conflict { .. } | Error::Unavailable(_) | Error::OutcomeUnknown(_)),
+                    )) => cause = error.to_string(),
                     other => return other,
                 }
+                back_off.wait().await;
             }
-        });
-        let cause = match signed_off.await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the registry does not answer in time, or the lease has ended".to_owned(),
         };
+        let signed_off = timeout(SIGN_OFF_MAX, signing_off).await;
+        match signed_off {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => cause = error.to_string(),
+            Err(_) => {}
+        }
         tracing::warn!(
             cause,
             "the registry does not know that this node has ended in order: on another host it starts once it is struck \
@@ -441,6 +448,10 @@ impl Shared {
         let (map, Node { name, host, .. }) = (&before.map, &self.own);
         let is_own = map.find(name).is_some_and(|index| map.node(index).runs_on(host));
         let Some(guards) = self.guards(&[]).filter(|_| is_own) else { return Ok(()) };
+        if before.alive.get(name).map(|(written, _)| written) != self.written.get() {
+            // Nobody renews it any more.
+            return Err(Error::LeaseEnded.into());
+        }
         self.documents.write(Some(&before), &map.sign_off(name)?, guards).await
     }
 }

@@ -8,7 +8,7 @@ use crate::ring::lease::NodeLease;
 use cached_memcached::settings::RingSettings;
 use cached_memcached::{Logging, RingLease, Server, Settings};
 use cached_registry::Lease;
-use cached_ring::{Promise, Report};
+use cached_ring::{ProcessState, Promise, Report};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -197,5 +197,27 @@ fn a_lease_that_was_taken_while_promises_hold_counts_once_the_map_is_read() {
         });
         renewed.await.expect("another lease");
         assert!(own.renewed(RingLease::now()), "the node would lapse with the promises of its warden");
+    });
+}
+
+#[test]
+fn a_node_signs_off_although_the_registry_is_away_for_a_moment() {
+    run(async {
+        let World { store, steward, _server } = world().await;
+        let documents = &steward.documents;
+        documents.read().await.expect("documents");
+        let mut lease = NodeLease::new(&steward.own, true);
+        assert_eq!(lease.take(documents).await, Ok(true));
+        let alive = documents.read().await.expect("documents").alive;
+        steward.written.set(alive.get("a").map(|(written, _)| written));
+        // At first the documents cannot be read, and then not be changed.
+        let mut away = vec![Op::WriteFull, Op::Read];
+        store.rule(move |call| match away.pop_if(|op| *op == call.op) {
+            Some(_) => Verdict::Fail(blocker::Error::Retryable("away".into())),
+            None => Verdict::Pass,
+        });
+        steward.sign_off().await;
+        let map = documents.read().await.expect("documents").map;
+        assert_eq!(map.nodes()[0].process, ProcessState::Ended, "the next process would wait elsewhere");
     });
 }
