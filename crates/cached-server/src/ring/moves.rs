@@ -8,7 +8,7 @@ use cached_registry::Error;
 use cached_ring::{Map, SlotSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// The interval at which a node that lacks slots looks which nodes it can reach.
 const LOOK: Duration = Duration::from_millis(200);
@@ -108,10 +108,8 @@ impl Shared {
         if map.next_move(&self.own.name, &|_| Some(0)).is_none() {
             return Next::Wait;
         }
-        // Without its lease this node would lose the slots again. A node that does not know this one would
-        // leave it out when it flushes all nodes.
-        let has_lease = self.live.ring_lease().is_none_or(|own| own.is_valid() && !own.is_stalled());
-        if !has_lease || !self.live.is_known_to_all() {
+        // A node that does not know this one would leave it out when it flushes all nodes.
+        if !self.keeps_slots() || !self.live.is_known_to_all() {
             return Next::Look;
         }
         let held =
@@ -189,8 +187,17 @@ impl Shared {
         }
     }
 
-    /// Returns whether the move still exists, which the registry has just said.
-    async fn confirm(&self, id: u64) -> bool {
+    /// Returns whether this node keeps slots that it is given: without its lease it would lose them again.
+    fn keeps_slots(&self) -> bool {
+        self.live.ring_lease().is_none_or(|own| own.is_valid() && !own.is_stalled())
+    }
+
+    /// Returns whether the move still exists, which the registry has just said, as soon as this node keeps
+    /// its slots: until then the source answers for them, and has their items.
+    pub(super) async fn confirm(&self, id: u64) -> bool {
+        while !self.keeps_slots() {
+            sleep(LOOK).await;
+        }
         self.documents.read().await.is_ok_and(|read| read.map.find_move(id).is_some())
     }
 

@@ -8,7 +8,7 @@ use crate::ring::lease::NodeLease;
 use cached_memcached::settings::RingSettings;
 use cached_memcached::{Logging, RingLease, Server, Settings};
 use cached_registry::Lease;
-use cached_ring::{ProcessState, Promise, Report};
+use cached_ring::{ProcessState, Promise, Report, SlotSet};
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -219,5 +219,23 @@ fn a_node_signs_off_although_the_registry_is_away_for_a_moment() {
         steward.sign_off().await;
         let map = documents.read().await.expect("documents").map;
         assert_eq!(map.nodes()[0].process, ProcessState::Ended, "the next process would wait elsewhere");
+    });
+}
+
+/// A worker may have hung while the items came, or the registry may have gone.
+#[test]
+fn the_source_of_a_move_keeps_its_slots_until_the_target_has_its_lease() {
+    run(async {
+        let slots: SlotSet = "0-9".parse().expect("slots");
+        let both = Map::first("main", node("b", 23)).and_then(|map| map.join(node("a", 21)));
+        let map = both.and_then(|map| map.begin_move("b", "a", slots)).expect("a move");
+        let World { steward, _server, .. } = world_of(&map).await;
+        let mut confirming = pin!(steward.confirm(map.version()));
+        for _ in 0..10 {
+            assert_eq!(poll_once(confirming.as_mut()).await, None, "the target would be struck off with them");
+            tokio::task::yield_now().await;
+        }
+        steward.live.ring_lease().expect("a ring").registered(RingLease::now());
+        assert_eq!(timeout(MINUTE, confirming).await, Ok(true));
     });
 }
