@@ -25,7 +25,8 @@ const ATTEMPTS: u32 = 3;
 /// The cause of a lapse if nothing else is known that kept the lease from being renewed.
 const STOOD_STILL: &str = "this process stood still";
 
-/// The longest time between two looks at the other nodes' leases.
+/// The shortest and the longest time between two looks at the other nodes' leases.
+const LOOK_MIN: Duration = Duration::from_millis(100);
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
 /// The longest time for which the end of the process waits for the registry, which may be choosing a leader
@@ -333,7 +334,7 @@ impl Shared {
                 _ = latest.changed() => {}
                 _ = alive.changed() => {}
                 _ = held.changed() => {}
-                () = sleep(due.unwrap_or(LOOK_MAX).min(LOOK_MAX)) => {}
+                () = sleep(look_within(due)) => {}
             }
         }
     }
@@ -456,10 +457,28 @@ impl Shared {
     }
 }
 
+/// Returns the time until the next look at the other nodes' leases, if one may have to be struck off after the
+/// time `due`. One whose time is over stays while this node has no lease itself.
+fn look_within(due: Option<Duration>) -> Duration {
+    due.map_or(LOOK_MAX, |due| due.clamp(LOOK_MIN, LOOK_MAX))
+}
+
 /// Returns the name of the node that is to be the warden of `node` instead of the present one.
 fn wanted_warden<'a>(map: &'a Map, alive: &Alive, node: &str) -> Option<&'a str> {
     let own = map.node(map.find(node)?);
     // Without its lease this node could be struck off in the meantime.
     let wanted = map.warden_for(node, &|node| alive.has(node)).filter(|_| alive.has(node))?;
     (own.warden.as_ref().map(|of| of.warden.as_str()) != Some(wanted)).then_some(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_lease_does_not_look_at_others_all_the_time() {
+        assert_eq!(look_within(Some(Duration::ZERO)), LOOK_MIN);
+        assert_eq!(look_within(Some(Duration::from_secs(3))), Duration::from_secs(3));
+        assert_eq!([Some(Duration::MAX), None].map(look_within), [LOOK_MAX; 2]);
+    }
 }
