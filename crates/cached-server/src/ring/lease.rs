@@ -457,8 +457,8 @@ impl Shared {
     }
 }
 
-/// Returns the time until the next look at the other nodes' leases, if one may have to be struck off after the
-/// time `due`. One whose time is over stays while this node has no lease itself.
+/// Returns the time until the next look at the other nodes' leases, if one may have to be struck off after
+/// the time `due`. One whose time is over stays while this node has no lease itself.
 fn look_within(due: Option<Duration>) -> Duration {
     due.map_or(LOOK_MAX, |due| due.clamp(LOOK_MIN, LOOK_MAX))
 }

@@ -232,7 +232,7 @@ fn the_source_of_a_move_keeps_its_slots_until_the_target_has_its_lease() {
         let World { steward, _server, .. } = world_of(&map).await;
         let mut confirming = pin!(steward.confirm(map.version()));
         for _ in 0..10 {
-            assert_eq!(poll_once(confirming.as_mut()).await, None, "the target would be struck off with them");
+            assert_eq!(poll_once(confirming.as_mut()).await, None, "it would be struck off with them");
             tokio::task::yield_now().await;
         }
         steward.live.ring_lease().expect("a ring").registered(RingLease::now());
