@@ -239,3 +239,32 @@ fn the_source_of_a_move_keeps_its_slots_until_the_target_has_its_lease() {
         assert_eq!(timeout(MINUTE, confirming).await, Ok(true));
     });
 }
+
+#[test]
+fn a_node_keeps_its_lease_while_its_server_ends() {
+    let (store, own) = (SteeredStore::new(), Node { lease_ms: 1000, ..node("a", 21) });
+    let table: RegistryTable = toml::from_str("kind = \"store\"").expect("a table");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (documents, lease) = runtime.block_on(async {
+        let documents = Documents::new("main", registry(&store));
+        let first = Map::first("main", own.clone()).expect("a map");
+        documents.write(None, &first, Guards::default()).await.expect("documents");
+        documents.read().await.expect("documents");
+        let mut lease = NodeLease::new(&own, true);
+        assert_eq!(lease.take(&documents).await, Ok(true));
+        (documents, lease)
+    });
+    let ring = Some(Arc::new(settings(&own)));
+    let server = Settings { listen: Vec::new(), threads: 1, ring, ..Settings::default() };
+    let server = Server::open(server, Logging::embedded(0)).expect("a server");
+    let joined = Joined { runtime, table, store: None, documents, own, lease, hand_over_max: MINUTE };
+    let steward = Steward::start(joined, (server.live(), server.drain()), None).expect("a thread");
+    steward.begin();
+    steward.request_end();
+    // One change may have been under way.
+    let (before, deadline) = (store.count(Op::WriteFull), std::time::Instant::now() + MINUTE);
+    while store.count(Op::WriteFull) < before + 2 {
+        assert!(std::time::Instant::now() < deadline, "the lease is not renewed");
+        std::thread::yield_now();
+    }
+}
