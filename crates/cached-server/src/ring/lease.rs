@@ -195,6 +195,10 @@ impl Shared {
         let mut back_off = BackOff::short();
         loop {
             self.wait_for_disk().await;
+            if self.live.ring_lease().is_none() {
+                // The server has ended. Its memory file may take long, and others can answer meanwhile.
+                return std::future::pending().await;
+            }
             if self.is_stalled(&own, &mut told) {
                 sleep(lease.duration / RENEWALS).await;
                 continue;
