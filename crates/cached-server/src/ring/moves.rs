@@ -33,7 +33,8 @@ enum Next {
 }
 
 /// The outcome of a move.
-enum Outcome {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
     /// Its slots are this node's own.
     Committed,
     Failed,
@@ -119,7 +120,7 @@ impl Shared {
     }
 
     /// Moves slots to this node.
-    async fn move_one(&self, from: &str, slots: SlotSet) -> Outcome {
+    pub(super) async fn move_one(&self, from: &str, slots: SlotSet) -> Outcome {
         let count = slots.len();
         let begun = self.documents.change(|map| map.begin_move(from, &self.own.name, slots.clone())).await;
         let begun = match begun {
@@ -138,9 +139,13 @@ impl Shared {
             self.until_in_force(id).await;
             self.live.copy(id, async || self.confirm(id).await).await
         };
-        let copied = tokio::select! {
-            copied = copy => copied.map_err(|error| error.to_string()),
-            why = self.is_over(id) => Err(why.to_owned()),
+        let copied = match begun.commit_move(id).and_then(|map| cached_ring::documents(&map)) {
+            // The documents would be too large: the items would be copied in vain.
+            Err(error) => Err(error.to_string()),
+            Ok(_) => tokio::select! {
+                copied = copy => copied.map_err(|error| error.to_string()),
+                why = self.is_over(id) => Err(why.to_owned()),
+            },
         };
         let brought = match copied {
             Ok(copied) => {

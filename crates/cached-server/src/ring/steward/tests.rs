@@ -5,6 +5,7 @@ use super::*;
 use crate::ring::documents::Guards;
 use crate::ring::join::tests::{MINUTE, node, run, settings};
 use crate::ring::lease::NodeLease;
+use crate::ring::moves::Outcome;
 use cached_memcached::settings::RingSettings;
 use cached_memcached::{Logging, RingLease, Server, Settings};
 use cached_registry::Lease;
@@ -267,4 +268,19 @@ fn a_node_keeps_its_lease_while_its_server_ends() {
         assert!(std::time::Instant::now() < deadline, "the lease is not renewed");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_move_that_could_not_be_committed_copies_nothing() {
+    run(async {
+        let long = "b".repeat(cached_ring::NAME_BYTES_MAX);
+        let both = Map::first("main", node(&long, 23)).and_then(|map| map.join(node("a", 21)));
+        let World { steward, _server, .. } = world_of(&both.expect("a map")).await;
+        // Each of them would be a run of its own, between two with a long name.
+        let slots: Vec<String> = (0..2000).step_by(2).map(|slot: u16| slot.to_string()).collect();
+        let slots: SlotSet = slots.join(",").parse().expect("slots");
+        let moved = timeout(MINUTE, steward.move_one(&long, slots)).await;
+        assert_eq!(moved, Ok(Outcome::Failed));
+        assert!(steward.documents.read().await.expect("documents").map.moves().is_empty());
+    });
 }
