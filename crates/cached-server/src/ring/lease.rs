@@ -195,8 +195,8 @@ impl Shared {
         let mut back_off = BackOff::short();
         loop {
             self.wait_for_disk().await;
-            if self.live.ring_lease().is_none() {
-                // The server has ended. Its memory file may take long, and others can answer meanwhile.
+            // The memory file of a server that has ended may take long, and others can answer meanwhile.
+            if self.live.ring_lease().is_none() || self.is_replaced() {
                 return std::future::pending().await;
             }
             if self.is_stalled(&own, &mut told) {
@@ -231,6 +231,13 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Returns whether the latest map lacks the node, or names another process of it: then the server ends.
+    fn is_replaced(&self) -> bool {
+        let latest = self.documents.latest().borrow().clone();
+        let own = |map: &Map| Some(map.node(map.find(&self.own.name)?).runs_on(&self.own.host));
+        latest.is_some_and(|map| own(&map) != Some(true))
     }
 
     /// Renews the lease, or takes another one.
