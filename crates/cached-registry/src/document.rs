@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The longest key, in bytes.
 pub const KEY_BYTES_MAX: usize = 255;
 /// The longest value, in bytes.
-pub const VALUE_BYTES_MAX: usize = 16 << 10;
+pub const VALUE_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of changes that are made together: the limit of etcd.
 pub const CHANGES_MAX: usize = 128;
 /// The longest lease.
@@ -300,7 +300,7 @@ mod tests {
         let large = Change { value: Some(vec![0; VALUE_BYTES_MAX + 1].into()), ..change(1) };
         assert_eq!(
             check_changes(&[large]).unwrap_err().to_string(),
-            "too large: k1 would have 16385 bytes; the limit is 16384"
+            "too large: k1 would have 65537 bytes; the limit is 65536"
         );
     }
 

@@ -23,7 +23,7 @@ use crate::wishes::Wish;
 /// The format of the documents, which is the only one so far.
 const FORMAT: u32 = 1;
 /// The largest value of a document in a registry, in bytes.
-const DOCUMENT_BYTES_MAX: usize = 16 << 10;
+const DOCUMENT_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]

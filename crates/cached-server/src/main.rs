@@ -211,7 +211,7 @@ fn serve(
             (objects, server.take_over(&on_taking_over)?, joined)
         }
     };
-    let mut steward = joined
+    let steward = joined
         .map(|joined| Steward::start(joined, (server.live(), server.drain()), admin.as_deref()))
         .transpose()?;
     let sidecar = RunningSidecar::start(&config, s3_tls, s3_secrets.clone(), admin.as_deref())?;
@@ -279,8 +279,8 @@ fn serve(
     let requests = Requests { signals: &signals, reloader: &reloader, upgrades };
     let parts = (objects, sidecar, steward.as_ref());
     let result = until_served(server, parts, &requests, &addresses, admin.as_deref(), serving);
-    let in_order = result.is_ok() && !upgrader.is_done();
-    steward.iter_mut().for_each(|steward| steward.end(in_order));
+    // A node that signs off has a few seconds for it.
+    drop(steward);
     if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
         process::remove_pid_file(path);
     }
@@ -351,6 +351,9 @@ fn until_served(
     };
     // Even after a panic on this thread, objects are stored before the process exits.
     let served = panic::catch_unwind(AssertUnwindSafe(|| server.run_with(end, serving)));
+    // Before objects are stored, which may take longer than the lease of the ring's node.
+    let in_order = matches!(served, Ok(Ok(()))) && first_panic().is_none() && !upgrader.is_done();
+    steward.iter().for_each(|steward| steward.server_ended(in_order));
     // This is also necessary if a client has requested the shutdown.
     draining();
     // The sources of the admin listener hold handles of the object cache, and the store closes only

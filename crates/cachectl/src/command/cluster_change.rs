@@ -104,7 +104,7 @@ impl Change {
             }
             Self::Fail { node, yes } => {
                 let ring = admin.get("/ring.json")?;
-                let slots = find(&ring, node).map_or(0, |found| found["slots"].as_u64().unwrap_or(0));
+                let slots = slots_of(&ring, node)?;
                 if !yes {
                     return Err(Failure::usage(format!(
                         "the items of {slots} slots of node {node} would be lost; stop its process, then repeat the \
@@ -141,6 +141,18 @@ fn find<'a>(ring: &'a Value, node: &str) -> Option<&'a Value> {
     list(ring, "nodes").iter().find(|found| found["node"] == node)
 }
 
+/// Returns the number of slots of a node.
+///
+/// # Errors
+/// Fails if there is no such node: nothing of it could be lost.
+fn slots_of(ring: &Value, node: &str) -> Result<u64, Failure> {
+    let found = find(ring, node).ok_or_else(|| {
+        let names: Vec<&str> = list(ring, "nodes").iter().filter_map(|node| node["node"].as_str()).collect();
+        Failure::usage(format!("there is no node {node:?}; the nodes are {}", names.join(", ")))
+    })?;
+    Ok(found["slots"].as_u64().unwrap_or(0))
+}
+
 /// Waits until a node owns no slots.
 fn wait(admin: &Admin, node: &str, timeout: Option<Duration>) -> Result<(), Failure> {
     let (began, mut progress, mut first) = (Instant::now(), Progress::of_steps(), None);
@@ -160,5 +172,18 @@ fn wait(admin: &Admin, node: &str, timeout: Option<Duration>) -> Result<(), Fail
             return Err(Failure::admin(admin.url(), None, line));
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_does_not_exist_loses_nothing() {
+        let ring = json!({ "nodes": [{ "node": "a", "slots": 9 }, { "node": "b", "slots": 7 }] });
+        let told = |node: &str| slots_of(&ring, node).map_err(|failure| failure.to_string());
+        assert_eq!(told("b"), Ok(7));
+        assert_eq!(told("c").unwrap_err(), "there is no node \"c\"; the nodes are a, b");
     }
 }

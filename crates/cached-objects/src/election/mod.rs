@@ -36,7 +36,7 @@ use settle::{OwnJournal, Unsettled};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use synapse::{Secret, SecretHandle};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -44,7 +44,7 @@ use tokio::task::JoinSet;
 
 /// The maximum number of claims in flight.
 const CLAIMS_MAX: usize = 16;
-/// The maximum time for one claim of a namespace, which is repeated if it takes longer.
+/// The maximum time for which the store answers no claim of a namespace; then the claims are repeated.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum number of requests to step down that wait.
 const REQUESTS_MAX: usize = 4;
@@ -195,6 +195,8 @@ impl Standing {
             candidate: me.writer,
             journal: self.journal.clone(),
             storing,
+            timeout: CLAIM_TIMEOUT,
+            lease: self.lease,
         };
         let claim = move |epoch| -> Claiming { Box::pin(claims.clone().claim(epoch)) };
         let inside = runtime.enter();
@@ -249,6 +251,11 @@ struct Claims {
     candidate: WriterId,
     journal: Option<OwnJournal>,
     storing: watch::Receiver<bool>,
+    /// The time after which the store has not answered.
+    timeout: Duration,
+    /// The time after which a claim that has failed leaves the lease to other hosts, which may reach the
+    /// store.
+    lease: Duration,
 }
 
 impl Claims {
@@ -276,7 +283,22 @@ impl Claims {
                 }
             }
         }
-        let listed = tokio::time::timeout(CLAIM_TIMEOUT, self.store.control().namespaces().into_future());
+        let began = Instant::now();
+        match self.claim_all(epoch).await {
+            Claimed::Failed if began.elapsed() >= self.lease.min(self.timeout) => {
+                tracing::error!(
+                    %epoch,
+                    "this host cannot lead, because the store does not answer it in time: other hosts may take the lease"
+                );
+                Claimed::Unable
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Claims every namespace in the store.
+    async fn claim_all(&self, epoch: Epoch) -> Claimed {
+        let listed = tokio::time::timeout(self.timeout, self.store.control().namespaces().into_future());
         let found = match listed.await.unwrap_or(Err(Error::DeadlinePassed)) {
             Ok(found) => found,
             // Each namespace is claimed before its first use in any case.
@@ -296,11 +318,16 @@ impl Claims {
                 && let Some(namespace) = namespaces.next()
             {
                 let mut request = ClaimRequest::new(Scope::Namespace(namespace), epoch, writer);
-                request.call.deadline = Some(SystemClock.now() + CLAIM_TIMEOUT);
+                request.call.deadline = Some(SystemClock.now() + self.timeout);
                 let store = Arc::clone(&self.store);
                 claims.spawn(async move { store.claim_in_steps(request).await });
             }
-            match claims.join_next().await {
+            // A store need not give up what it has begun.
+            let Ok(claimed) = tokio::time::timeout(self.timeout, claims.join_next()).await else {
+                tracing::warn!(%epoch, "the store does not answer the claims of its namespaces");
+                return Claimed::Failed;
+            };
+            match claimed {
                 None => break,
                 Some(Ok(Ok(_))) => {}
                 Some(Ok(Err(Error::Fenced { epoch }))) => highest = highest.max(Some(epoch)),
@@ -475,17 +502,23 @@ mod tests {
     use super::*;
     use blocker::admission::EPOCH_STEP_MAX;
     use blocker::executor::block_on;
-    use blocker::{Call, Memory, WriteRequest};
+    use blocker::{Call, ClaimReply, Memory, Reply, WriteRequest};
 
     const OWN: WriterId = WriterId(1);
 
     fn claims(store: &Arc<Memory>) -> (Claims, watch::Sender<bool>) {
         let (is_storing, storing) = watch::channel(false);
         let records = Some(Namespace::copy_from(b"registry").unwrap());
-        (
-            Claims { store: Arc::clone(store) as _, records, candidate: OWN, journal: None, storing },
-            is_storing,
-        )
+        let claims = Claims {
+            store: Arc::clone(store) as _,
+            records,
+            candidate: OWN,
+            journal: None,
+            storing,
+            timeout: CLAIM_TIMEOUT,
+            lease: CLAIM_TIMEOUT,
+        };
+        (claims, is_storing)
     }
 
     fn run<T>(work: impl Future<Output = T>) -> T {
@@ -569,5 +602,25 @@ mod tests {
             assert_eq!(claiming.await.unwrap(), Claimed::Granted);
         });
         assert_eq!(in_force(&store, "a"), Epoch(4));
+    }
+
+    /// A store that answers no claim.
+    struct Hung(Arc<Memory>);
+
+    impl Blocker for Hung {
+        blocker::delegate!(|this| *this.0, except claim);
+
+        fn claim(&self, _: ClaimRequest) -> Reply<ClaimReply> {
+            Reply::pending(std::future::pending())
+        }
+    }
+
+    #[test]
+    fn a_host_whose_claims_are_not_answered_leaves_the_lease_to_others() {
+        let (claims, _is_storing) = claims(&store(&["a"]));
+        let hung = Arc::new(Hung(store(&["a"])));
+        let claims = Claims { store: hung, timeout: Duration::from_millis(1), ..claims };
+        let outcome = run(async { tokio::time::timeout(CLAIM_TIMEOUT, claims.claim(Epoch(4))).await });
+        assert_eq!(outcome, Ok(Claimed::Unable));
     }
 }

@@ -268,7 +268,22 @@ fn refusal(code: u64, why: String) -> Error {
         5 if reason.contains("lease not found") => Error::LeaseEnded,
         3 if !is_login(code, &reason) && !reason.contains("authentication failed") => Error::Invalid(reason),
         3 | 7 | 16 => Error::Denied(format!("etcd refuses the request: {reason}").into()),
-        8 => Error::TooLarge(reason),
+        // The same code as for a database or a message without room.
+        8 if !reason.contains("too many requests") => Error::TooLarge(reason),
         _ => Error::Unavailable(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_whether_another_attempt_may_succeed() {
+        let of = |code, why: &str| refusal(code, why.to_owned());
+        assert!(matches!(of(8, "etcdserver: too many requests"), Error::Unavailable(_)));
+        assert!(matches!(of(8, "etcdserver: mvcc: database space exceeded"), Error::TooLarge(_)));
+        assert!(matches!(of(3, "etcdserver: authentication failed, invalid user ID"), Error::Denied(_)));
+        assert_eq!(of(5, "etcdserver: requested lease not found"), Error::LeaseEnded);
     }
 }

@@ -223,3 +223,16 @@ fn a_map_with_more_runs_than_a_document_holds_is_not_written() {
     let line = to_file(&map).unwrap_err().to_string();
     assert!(line.starts_with("ring/main/map: would have 16384 runs of slots, more than fit"), "{line}");
 }
+
+/// Each node that joins takes slots of all others, so that the runs become many.
+#[test]
+fn a_ring_that_has_grown_node_by_node_fits_into_its_documents() {
+    let mut map: Option<Map> = None;
+    for count in 1..=45 {
+        let nodes = (0..count).map(|number| node(&format!("cached-ring-{number:02}"), 1)).collect();
+        map = Some(planned("main", count, nodes, map.as_ref()).unwrap());
+    }
+    let map = map.unwrap();
+    let documents = super::documents(&map).unwrap();
+    assert!(documents["ring/main/map"].len() > 16 << 10, "{} runs", map.runs().count());
+}

@@ -25,11 +25,13 @@ const ATTEMPTS: u32 = 3;
 /// The cause of a lapse if nothing else is known that kept the lease from being renewed.
 const STOOD_STILL: &str = "this process stood still";
 
-/// The longest time between two looks at the other nodes' leases.
+/// The shortest and the longest time between two looks at the other nodes' leases.
+const LOOK_MIN: Duration = Duration::from_millis(100);
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
-/// The longest time for which the end of the process waits for the registry.
-const SIGN_OFF_MAX: Duration = Duration::from_secs(1);
+/// The longest time for which the end of the process waits for the registry, which may be choosing a leader
+/// of its own, and whose documents other nodes may change that end at the same time.
+const SIGN_OFF_MAX: Duration = Duration::from_secs(3);
 
 /// What is known of other processes of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,6 +195,10 @@ impl Shared {
         let mut back_off = BackOff::short();
         loop {
             self.wait_for_disk().await;
+            // The memory file of a server that has ended may take long, and others can answer meanwhile.
+            if self.live.ring_lease().is_none() || self.is_replaced() {
+                return std::future::pending().await;
+            }
             if self.is_stalled(&own, &mut told) {
                 sleep(lease.duration / RENEWALS).await;
                 continue;
@@ -227,14 +233,21 @@ impl Shared {
         }
     }
 
+    /// Returns whether the latest map lacks the node, or names another process of it: then the server ends.
+    fn is_replaced(&self) -> bool {
+        let latest = self.documents.latest().borrow().clone();
+        let own = |map: &Map| Some(map.node(map.find(&self.own.name)?).runs_on(&self.own.host));
+        latest.is_some_and(|map| own(&map) != Some(true))
+    }
+
     /// Renews the lease, or takes another one.
     async fn renew(&self, lease: &mut NodeLease, own: &RingLease) -> Result<(), DocumentsError> {
         let renewed = lease.renew(&self.documents).await?;
         if renewed == Renewed::No {
             own.lost();
         }
+        // A promise may hold the node that has taken another lease, and has not read the map since.
         let counts = match renewed {
-            // An earlier attempt may have bound the document and then failed, while promises hold the lease.
             Renewed::Own => own.is_valid() && own.renewed(lease.sent),
             Renewed::Shared if *self.is_held.borrow() => {
                 own.renewed(lease.sent);
@@ -332,7 +345,7 @@ impl Shared {
                 _ = latest.changed() => {}
                 _ = alive.changed() => {}
                 _ = held.changed() => {}
-                () = sleep(due.unwrap_or(LOOK_MAX).min(LOOK_MAX)) => {}
+                () = sleep(look_within(due)) => {}
             }
         }
     }
@@ -415,20 +428,26 @@ impl Shared {
         // The server needs no map any more.
         self.documents.hold(true);
         let mut back_off = BackOff::short();
-        let signed_off = timeout(SIGN_OFF_MAX, async {
+        let mut cause = "the registry does not answer in time".to_owned();
+        let signing_off = async {
             loop {
                 match self.try_sign_off().await {
-                    // The map has changed in the meantime, or the lease has ended.
-                    Err(DocumentsError::Registry(Error::Conflict { .. })) => back_off.wait().await,
+                    // The map has changed in the meantime, or the registry is away for a moment. If the
+                    // change was made, the next attempt finds that.
+                    Err(DocumentsError::Registry(
+                        error @ (Error::Conflict { .. } | Error::Unavailable(_) | Error::OutcomeUnknown(_)),
+                    )) => cause = error.to_string(),
                     other => return other,
                 }
+                back_off.wait().await;
             }
-        });
-        let cause = match signed_off.await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the registry does not answer in time, or the lease has ended".to_owned(),
         };
+        let signed_off = timeout(SIGN_OFF_MAX, signing_off).await;
+        match signed_off {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => cause = error.to_string(),
+            Err(_) => {}
+        }
         tracing::warn!(
             cause,
             "the registry does not know that this node has ended in order: on another host it starts once it is struck \
@@ -441,8 +460,18 @@ impl Shared {
         let (map, Node { name, host, .. }) = (&before.map, &self.own);
         let is_own = map.find(name).is_some_and(|index| map.node(index).runs_on(host));
         let Some(guards) = self.guards(&[]).filter(|_| is_own) else { return Ok(()) };
+        if before.alive.get(name).map(|(written, _)| written) != self.written.get() {
+            // Nobody renews it any more.
+            return Err(Error::LeaseEnded.into());
+        }
         self.documents.write(Some(&before), &map.sign_off(name)?, guards).await
     }
+}
+
+/// Returns the time until the next look at the other nodes' leases, if one may have to be struck off after
+/// the time `due`. One whose time is over stays while this node has no lease itself.
+fn look_within(due: Option<Duration>) -> Duration {
+    due.map_or(LOOK_MAX, |due| due.clamp(LOOK_MIN, LOOK_MAX))
 }
 
 /// Returns the name of the node that is to be the warden of `node` instead of the present one.
@@ -451,4 +480,16 @@ fn wanted_warden<'a>(map: &'a Map, alive: &Alive, node: &str) -> Option<&'a str>
     // Without its lease this node could be struck off in the meantime.
     let wanted = map.warden_for(node, &|node| alive.has(node)).filter(|_| alive.has(node))?;
     (own.warden.as_ref().map(|of| of.warden.as_str()) != Some(wanted)).then_some(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_lease_does_not_look_at_others_all_the_time() {
+        assert_eq!(look_within(Some(Duration::ZERO)), LOOK_MIN);
+        assert_eq!(look_within(Some(Duration::from_secs(3))), Duration::from_secs(3));
+        assert_eq!([Some(Duration::MAX), None].map(look_within), [LOOK_MAX; 2]);
+    }
 }

@@ -8,7 +8,7 @@ use cached_registry::Error;
 use cached_ring::{Map, SlotSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// The interval at which a node that lacks slots looks which nodes it can reach.
 const LOOK: Duration = Duration::from_millis(200);
@@ -33,7 +33,8 @@ enum Next {
 }
 
 /// The outcome of a move.
-enum Outcome {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
     /// Its slots are this node's own.
     Committed,
     Failed,
@@ -108,10 +109,8 @@ impl Shared {
         if map.next_move(&self.own.name, &|_| Some(0)).is_none() {
             return Next::Wait;
         }
-        // Without its lease this node would lose the slots again. A node that does not know this one would
-        // leave it out when it flushes all nodes.
-        let has_lease = self.live.ring_lease().is_none_or(|own| own.is_valid() && !own.is_stalled());
-        if !has_lease || !self.live.is_known_to_all() {
+        // A node that does not know this one would leave it out when it flushes all nodes.
+        if !self.keeps_slots() || !self.live.is_known_to_all() {
             return Next::Look;
         }
         let held =
@@ -121,7 +120,7 @@ impl Shared {
     }
 
     /// Moves slots to this node.
-    async fn move_one(&self, from: &str, slots: SlotSet) -> Outcome {
+    pub(super) async fn move_one(&self, from: &str, slots: SlotSet) -> Outcome {
         let count = slots.len();
         let begun = self.documents.change(|map| map.begin_move(from, &self.own.name, slots.clone())).await;
         let begun = match begun {
@@ -140,9 +139,13 @@ impl Shared {
             self.until_in_force(id).await;
             self.live.copy(id, async || self.confirm(id).await).await
         };
-        let copied = tokio::select! {
-            copied = copy => copied.map_err(|error| error.to_string()),
-            why = self.is_over(id) => Err(why.to_owned()),
+        let copied = match begun.commit_move(id).and_then(|map| cached_ring::documents(&map)) {
+            // The documents would be too large: the items would be copied in vain.
+            Err(error) => Err(error.to_string()),
+            Ok(_) => tokio::select! {
+                copied = copy => copied.map_err(|error| error.to_string()),
+                why = self.is_over(id) => Err(why.to_owned()),
+            },
         };
         let brought = match copied {
             Ok(copied) => {
@@ -189,8 +192,17 @@ impl Shared {
         }
     }
 
-    /// Returns whether the move still exists, which the registry has just said.
-    async fn confirm(&self, id: u64) -> bool {
+    /// Returns whether this node keeps slots that it is given: without its lease it would lose them again.
+    fn keeps_slots(&self) -> bool {
+        self.live.ring_lease().is_none_or(|own| own.is_valid() && !own.is_stalled())
+    }
+
+    /// Returns whether the move still exists, which the registry has just said, as soon as this node keeps
+    /// its slots: until then the source answers for them, and has their items.
+    pub(super) async fn confirm(&self, id: u64) -> bool {
+        while !self.keeps_slots() {
+            sleep(LOOK).await;
+        }
         self.documents.read().await.is_ok_and(|read| read.map.find_move(id).is_some())
     }
 

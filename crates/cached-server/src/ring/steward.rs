@@ -1,4 +1,5 @@
-//! The steward's thread: its tasks run until the server ends, or another process has taken over.
+//! The steward's thread: its tasks run until the server is about to end, and keep the node's lease until it
+//! has ended, or another process has taken over.
 
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ use cached_process::{Drain, Exit, Failure};
 use cached_registry::{Error, Registry, RegistryTable, Revision};
 use cached_ring::{Map, Node};
 use std::cell::Cell;
+use std::pin::pin;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -42,7 +44,7 @@ enum Phase {
     /// Another process may still use the registry as this node.
     Waiting,
     Running,
-    /// The tasks have ended, and the server may still answer.
+    /// The tasks have ended but for that of the lease, because the server may still answer.
     Ending,
     /// The server has ended; if in order, and for no other process, the node signs off.
     Ended {
@@ -90,20 +92,16 @@ impl Steward {
         });
     }
 
-    /// Ends the steward, whose server has ended, and waits for it. If the server has served, and ended
+    /// Says that the server has ended, so that the steward ends soon. If the server has served, and ended
     /// `in_order` without another process that takes over, the registry learns that nobody answers as
     /// this node any more.
-    pub fn end(&mut self, in_order: bool) {
+    pub fn server_ended(&self, in_order: bool) {
         self.request_end();
         self.phase.send_modify(|phase| {
             if *phase == Phase::Ending {
                 *phase = Phase::Ended { signs_off: in_order };
             }
         });
-        if let Some(thread) = self.thread.take() {
-            // The process knows of a panic.
-            let _ = thread.join();
-        }
     }
 
     /// Returns the handle for the hand-over to another process.
@@ -112,9 +110,14 @@ impl Steward {
     }
 }
 
+/// Waits for the end of the thread.
 impl Drop for Steward {
     fn drop(&mut self) {
-        self.end(false);
+        self.server_ended(false);
+        if let Some(thread) = self.thread.take() {
+            // The process knows of a panic.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -161,18 +164,26 @@ fn run(
         }
         shared.documents.follow(shared.live.clone(), shared.own.clone(), drain);
         shared.warn_of_no_weight();
-        tokio::select! {
-            () = shared.watch() => {}
-            () = shared.keep_lease(lease) => {}
-            () = shared.keep_wards() => {}
-            () = shared.move_slots() => {}
-            () = shared.abort_unfinished() => {}
-            () = shared.serve(requests, &reopen) => {}
-            _ = phase.wait_for(|phase| *phase != Phase::Running) => {}
-        }
-        // Fails only if the steward is gone.
-        let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended { .. })).await;
-        let signs_off = ended.is_ok_and(|phase| *phase == Phase::Ended { signs_off: true });
+        let signs_off = {
+            let mut keeping = pin!(shared.keep_lease(lease));
+            tokio::select! {
+                () = shared.watch() => {}
+                () = &mut keeping => {}
+                () = shared.keep_wards() => {}
+                () = shared.move_slots() => {}
+                () = shared.abort_unfinished() => {}
+                () = shared.serve(requests, &reopen) => {}
+                _ = phase.wait_for(|phase| *phase != Phase::Running) => {}
+            }
+            // The server may answer its clients for longer than a lease, and signs off with the lease.
+            tokio::select! {
+                () = &mut keeping => false,
+                // Fails only if the steward is gone.
+                ended = phase.wait_for(|phase| matches!(phase, Phase::Ended { .. })) => {
+                    ended.is_ok_and(|phase| *phase == Phase::Ended { signs_off: true })
+                }
+            }
+        };
         // A process that takes over may have the number on a disk by now.
         if signs_off && !*shared.is_held.borrow() {
             shared.sign_off().await;

@@ -106,7 +106,7 @@ impl RingLease {
 
     /// A node has answered the PING that was queued at `sent`. A promise that was not asked for does not
     /// count.
-    pub(super) fn promised(&self, by: &str, sent: u64, report: &Report) {
+    pub fn promised(&self, by: &str, sent: u64, report: &Report) {
         if report.promise.ms > 0 && !self.is_stalled() {
             self.with(|parts, _| parts.holder.promised(by, report.promise, sent));
         }
