@@ -94,9 +94,18 @@ impl Pool {
         }
     }
 
-    /// Makes caches below drop their clean copies of a scope.
+    /// Makes caches below drop their clean copies of a scope. Their losses stay: whoever reads again
+    /// does not accept them for the owners of the volumes.
     pub(crate) async fn invalidate(&self, scope: Scope) -> Result<()> {
-        if_supported(self.store.invalidate(InvalidateRequest::new(scope)).await).map(drop)
+        let request = InvalidateRequest::new(scope).accepts_losses(false);
+        if_supported(self.store.invalidate(request).await).map(drop)
+    }
+
+    /// Takes a volume as the store has it: makes caches below drop their copies, and accepts what
+    /// they have lost.
+    pub(crate) async fn take_as_is(&self, volume: VolumeId) -> Result<()> {
+        let request = InvalidateRequest::new(Scope::Namespace(self.namespace(volume)));
+        if_supported(self.store.invalidate(request).await).map(drop)
     }
 
     /// Returns a map with the entries of the pages in `root`. Pages that `near` has under the same

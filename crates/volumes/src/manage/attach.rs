@@ -159,7 +159,7 @@ async fn current_head(pool: &Pool, options: &Options, volume: VolumeId) -> Resul
         _ => pool.left.of(volume) == Some(head.sequence),
     };
     if !is_as_left {
-        pool.invalidate(Scope::Namespace(pool.namespace(volume))).await?;
+        pool.take_as_is(volume).await?;
     }
     Ok((head, is_as_left))
 }

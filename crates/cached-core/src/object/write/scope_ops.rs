@@ -212,9 +212,11 @@ pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) 
     let work = async {
         let dropped = drop_clean(&shared, &request.scope).await?;
         let reply = shared.store.below.invalidate(request.clone()).await?;
-        // The caller accepts the losses that occurred before its request. An event from below
+        // The caller may accept the losses that occurred before its request. An event from below
         // accepts none, because no caller learns of a loss by it.
-        shared.objects.losses.repair_first(&request.scope, losses);
+        if request.accepts_losses {
+            shared.objects.losses.repair_first(&request.scope, losses);
+        }
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };
     until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
