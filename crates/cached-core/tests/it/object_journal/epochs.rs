@@ -1,7 +1,8 @@
 //! A cache with a journal of which another writer claims the namespace, and restarts.
 
-use crate::journal_kit::Environment;
+use crate::journal_kit::{Environment, SEGMENT_BYTES};
 use blocker::*;
+use cached_core::object::JournalOptions;
 use test_kit::steered::Op;
 use test_kit::{id, namespace, pattern};
 
@@ -95,4 +96,27 @@ fn a_journaled_flush_reports_what_is_lost_to_another_writer() {
     env.commit();
     let lost = flush.get();
     assert!(matches!(lost, Err(Error::WritesLost(_))), "{lost:?}");
+}
+
+/// Data of a namespace whose claim must be repeated are stored to make room in the log.
+#[test]
+fn a_claim_that_waits_for_room_in_the_log_holds_up_no_other() {
+    let mut env = Environment::unclaimed(8, JournalOptions::default());
+    let mut taken = Vec::new();
+    let mut bytes = 8 * SEGMENT_BYTES;
+    while bytes > 0 {
+        match env.journal.reserve_leaving(1, bytes, 0) {
+            Ok(reservation) => taken.push(reservation),
+            Err(_) => bytes /= 2,
+        }
+    }
+    let waits = env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached);
+    assert!(!waits.is_done(), "there is no room for the record of the epoch");
+    // This namespace is not logged.
+    let other = ObjectId::new(namespace("plain"), id("b").name);
+    env.write(&other, 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
+    assert!(!waits.is_done());
+    drop(taken);
+    env.commit();
+    waits.get().unwrap();
 }
