@@ -319,8 +319,8 @@ fn wait_until_unused(cache: Option<&WeakObjectCache>, store: &Weak<dyn Collect>)
 //    the HTTP listener are closed, and clients retry until they can reconnect.
 // 3. Data that has become dirty since is stored. If the store does not accept it, the cache
 //    continues unchanged, with new listeners, which clients cannot distinguish from the old ones.
-// 4. The journal is closed with nothing to replay, and the store's record states that this instance
-//    ended in order.
+// 4. The store's record states that this instance ended in order, a leader releases the lease, and
+//    the journal is closed with nothing to replay.
 // 5. Cache and store are dropped, together with claims and locks.
 //
 // A process that has then opened the store, and fails before it serves, has acknowledged nothing: a
@@ -358,9 +358,6 @@ impl ObjectThread {
             Err(why) => Err(why),
         };
         if stored.is_ok() {
-            if let Some(cache) = &parts.cache {
-                close_stored_journal(cache).await;
-            }
             // Recorded before the next leader reads the record. If the lease is then not released,
             // this host goes on to lead as another instance.
             if let Some(instance) = instance.take() {
@@ -369,6 +366,12 @@ impl ObjectThread {
             if let Some((candidacy, to)) = successor {
                 stored = candidacy.release(to).await;
             }
+        }
+        // Last, because a cache that goes on to serve needs its journal.
+        if stored.is_ok()
+            && let Some(cache) = &parts.cache
+        {
+            close_stored_journal(cache).await;
         }
         if let Err(why) = stored {
             shown.clear();
@@ -544,5 +547,96 @@ impl ObjectsControl {
     /// store was released, the cache reopens it.
     pub fn serve(&self) {
         self.want(Wanted::Serve);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{BackendTable, ListenerFiles, ObjectsTable, Secrets, ServiceConfig};
+    use crate::open::Opening;
+    use blocker::{BlockerExt, WriteMode, WriteRequest, WriterId};
+    use cached_admin::insight::slow::SlowLog;
+    use cached_config::{ElectionTable, InsightTable, JournalTable, MemoryTable, Size};
+    use cached_core::insight::Sampling;
+    use cached_core::object::{JournalState, Leadership, Writer};
+    use cached_registry::{RegistryTable, StoreKeys};
+    use std::future::pending;
+    use std::path::Path;
+
+    fn leader(directory: &Path) -> ObjectsTable {
+        let journal = JournalTable {
+            directory: directory.to_path_buf(),
+            create: true,
+            segment_bytes: Size(1 << 20),
+            limit_bytes: Size(12 << 20),
+            direct: false,
+            ..JournalTable::default()
+        };
+        ObjectsTable {
+            memory_bytes_max: Size(4 << 20),
+            dirty_bytes_max: Some(Size(1 << 20)),
+            object_bytes_max: Size(256 << 10),
+            write: WriteMode::Back,
+            writer: Writer::Elected,
+            journal: Some(journal),
+            backend: Some(BackendTable::Memory(MemoryTable::default())),
+            election: Some(ElectionTable { address: "127.0.0.1:7000".into(), ..ElectionTable::default() }),
+            leadership: Some(Leadership { epoch: Epoch(1), writer: WriterId(1), records: None }),
+            ..ObjectsTable::default()
+        }
+    }
+
+    #[test]
+    fn a_leader_that_cannot_step_down_goes_on_to_log_its_changes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let objects = leader(directory.path());
+        let service = ServiceConfig {
+            objects: objects.clone(),
+            has_cache: true,
+            synapse: None,
+            registry: Some(RegistryTable::Store(StoreKeys::default())),
+            volumes: None,
+            nbd: None,
+            insight: InsightTable::default(),
+        };
+        let standing = Standing::of(&service, None).expect("valid tables").expect("an election");
+        let candidacy = Candidacy::ended(&standing);
+        let opening = Opening {
+            objects,
+            has_cache: true,
+            synapse: None,
+            volumes: None,
+            files: ListenerFiles::default(),
+            secrets: Secrets::default(),
+            sampling: Sampling::Off,
+            tracer: None,
+            slow: Arc::new(SlowLog::new(Duration::ZERO)),
+            health: None,
+            leads: None,
+            without_journal: false,
+        };
+        let opened = opening.open(pin!(pending::<()>())).expect("a cache");
+        let OpenObjects { mut parts, background, control } = opened;
+        let thread = ObjectThread {
+            control: ObjectsControl::new(ObjectSockets::default(), None, true),
+            statistics: ObjectStatistics::new(Arc::clone(&opening.slow)),
+            reload: ReloadObjects::new(opening),
+            admin: None,
+            flush_max: LiveSecs::new(60),
+            drain_timeout: LiveSecs::new(0),
+            election: None,
+        };
+        let (wanted, cache) = (thread.control.wanted(), parts.cache.clone().expect("a cache"));
+        control.block_on(async {
+            let tasks = parts.run(background);
+            let (mut shown, successor) = (Vec::new(), Some((&candidacy, None)));
+            let released = thread.store_everything(&mut parts, &mut shown, &wanted, successor).await;
+            assert!(released.is_err(), "its election has ended");
+            let write = WriteRequest::new("ns/a".parse().expect("an object"), 0, b"x");
+            cache.write(write).await.expect("it is written");
+            tasks.iter().for_each(AbortHandle::abort);
+        });
+        assert_eq!(cache.journal_health().map(|health| health.state), Some(JournalState::Ok));
     }
 }
