@@ -16,7 +16,7 @@ use blocker::metrics::Collect;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
 use cached_admin::sources::{ObjectHttpSource, ObjectsSource, Shown, StoreSource, SynapseSource};
-use cached_config::{Store, close_stored_journal};
+use cached_config::{Store, Waiting, close_stored_journal};
 use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_registry::election::Release;
@@ -310,6 +310,20 @@ fn wait_until_unused(cache: Option<&WeakObjectCache>, store: &Weak<dyn Collect>)
     }
 }
 
+/// Reads the store's record of servers again, in which an instance of this process has ended with
+/// everything stored. Clients that do not learn of that count what it had not stored when they last
+/// flushed as lost.
+async fn read_record_again(parts: &mut Parts) {
+    let mut waiting = Waiting::new(|_| ());
+    match tokio::time::timeout(STEP_TIMEOUT, parts.store.node_record(&mut waiting)).await {
+        Ok(Ok(record)) => parts.record = Some(record),
+        Ok(Err(error)) => {
+            tracing::warn!(cause = %error, "the store's record of servers cannot be read again");
+        }
+        Err(_) => tracing::warn!("the store's record of servers cannot be read again in time"),
+    }
+}
+
 // Releasing the store, so that another process can open it, loses no acknowledged data and refuses
 // no client:
 // 1. Dirty data is stored while clients are served. If the store does not accept it, nothing
@@ -377,6 +391,9 @@ impl ObjectThread {
             shown.clear();
             // A reload may have changed them since the cache was opened.
             parts.secrets = self.reload.opening().secrets;
+            if instance.is_none() && parts.record.is_some() {
+                read_record_again(parts).await;
+            }
             match self.listen_again(parts, instance) {
                 Ok(listener) => parts.listener = listener,
                 Err(error) => tracing::error!(cause = %error, "object clients are no longer served"),
@@ -553,7 +570,7 @@ impl ObjectsControl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{BackendTable, ListenerFiles, ObjectsTable, Secrets, ServiceConfig};
+    use crate::config::{BackendTable, ListenerFiles, ObjectsTable, Secrets, ServiceConfig, SynapseTable};
     use crate::open::Opening;
     use blocker::{BlockerExt, WriteMode, WriteRequest, WriterId};
     use cached_admin::insight::slow::SlowLog;
@@ -588,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_cannot_step_down_goes_on_to_log_its_changes() {
+    fn a_leader_that_cannot_step_down_goes_on_as_another_instance_with_its_journal() {
         let directory = tempfile::tempdir().expect("a directory");
         let objects = leader(directory.path());
         let service = ServiceConfig {
@@ -605,7 +622,7 @@ mod tests {
         let opening = Opening {
             objects,
             has_cache: true,
-            synapse: None,
+            synapse: Some(SynapseTable { threads: 1, ..SynapseTable::default() }),
             volumes: None,
             files: ListenerFiles::default(),
             secrets: Secrets::default(),
@@ -628,6 +645,8 @@ mod tests {
             election: None,
         };
         let (wanted, cache) = (thread.control.wanted(), parts.cache.clone().expect("a cache"));
+        let instance = |parts: &Parts| parts.listener.as_ref().expect("a listener").server.instance();
+        let before = instance(&parts);
         control.block_on(async {
             let tasks = parts.run(background);
             let (mut shown, successor) = (Vec::new(), Some((&candidacy, None)));
@@ -638,5 +657,11 @@ mod tests {
             tasks.iter().for_each(AbortHandle::abort);
         });
         assert_eq!(cache.journal_health().map(|health| health.state), Some(JournalState::Ok));
+        // Clients learn from the other instance that the earlier one had stored everything.
+        assert_ne!(instance(&parts), before);
+        let mut reported = synapse::ServerConfig::default();
+        parts.record.as_ref().expect("a record").apply(&mut reported);
+        assert!(reported.closed.contains(&before));
+        drop(parts);
     }
 }
