@@ -101,11 +101,10 @@ impl Pool {
         if_supported(self.store.invalidate(request).await).map(drop)
     }
 
-    /// Takes a volume as the store has it: makes caches below drop their copies, and accepts what
-    /// they have lost.
-    pub(crate) async fn take_as_is(&self, volume: VolumeId) -> Result<()> {
-        let request = InvalidateRequest::new(Scope::Namespace(self.namespace(volume)));
-        if_supported(self.store.invalidate(request).await).map(drop)
+    /// Like [`invalidate`](Self::invalidate), for an owner that takes the content as it is: what is
+    /// lost of it is accepted.
+    pub(crate) async fn take_as_is(&self, scope: Scope) -> Result<()> {
+        if_supported(self.store.invalidate(InvalidateRequest::new(scope)).await).map(drop)
     }
 
     /// Returns a map with the entries of the pages in `root`. Pages that `near` has under the same

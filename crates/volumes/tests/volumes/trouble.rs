@@ -558,8 +558,18 @@ fn looking_at_volumes_accepts_no_losses() {
     flushed(&disk, 0, &[1; OBJECT as usize]);
     block_on(disk.close()).unwrap();
     store.1.lock().unwrap().clear();
-    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+    let mut options = Options::new("vol");
+    options.owner = "another".into();
+    let others = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap();
+    for looking in [&volumes, &others] {
+        assert_eq!(block_on(looking.check(false)).unwrap().problems, []);
+    }
     assert_eq!(*store.1.lock().unwrap(), []);
+    // A new owner does not answer for what was lost before.
+    let taken = opened(&others, "a");
+    let namespace: Namespace = "vol.0000001".parse().unwrap();
+    assert_eq!(store.1.lock().unwrap().first(), Some(&Scope::Namespace(namespace)));
+    block_on(taken.close()).unwrap();
 }
 
 /// A store without a quota that counts the queries for one.
