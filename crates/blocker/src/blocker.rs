@@ -141,7 +141,8 @@ pub trait Blocker: Send + Sync {
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
     /// Evicts, in every layer, the clean copies of a scope that other writers may have changed
-    /// without this blocker, and notifies subscribers. Dirty data stay.
+    /// without this blocker, and notifies subscribers. Dirty data stay. Losses in the scope are
+    /// forgotten only if the request accepts them.
     ///
     /// # Errors
     /// Returns `DeadlinePassed`, `Retryable`.

@@ -381,15 +381,25 @@ impl ClaimRequest {
 pub struct InvalidateRequest {
     /// The scope that may have changed.
     pub scope: Scope,
+    /// Whether the caller accepts the losses in the scope so far: flushes then no longer report
+    /// them. A caller that only wants to read the store's current data does not.
+    pub accepts_losses: bool,
     /// The terms of the call.
     pub call: Call,
 }
 
 impl InvalidateRequest {
-    /// Returns a notification that `scope` may have changed.
+    /// Returns a notification that `scope` may have changed, which accepts the losses in it.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
-        Self { scope, call: Call::default() }
+        Self { scope, accepts_losses: true, call: Call::default() }
+    }
+
+    /// Sets whether the caller accepts the losses in the scope so far.
+    #[must_use]
+    pub fn accepts_losses(mut self, accepts_losses: bool) -> Self {
+        self.accepts_losses = accepts_losses;
+        self
     }
 }
 

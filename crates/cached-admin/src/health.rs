@@ -8,13 +8,44 @@
 //! | `/startupz` | it has started | wait |
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 /// A check: returns one line with the reason for a problem, or `None` if all is well. A check does
 /// not block.
-type Check = Arc<dyn Fn() -> Option<String> + Send + Sync>;
+#[derive(Clone)]
+struct Check {
+    /// The component that is checked; `None` for the program. Once the component is gone, the check
+    /// is forgotten.
+    of: Option<Weak<dyn Send + Sync>>,
+    run: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+}
+
+impl Check {
+    fn new(check: impl Fn() -> Option<String> + Send + Sync + 'static) -> Check {
+        Check { of: None, run: Arc::new(check) }
+    }
+
+    fn of<T: Send + Sync + 'static>(
+        component: &Arc<T>,
+        check: impl Fn(&T) -> Option<String> + Send + Sync + 'static,
+    ) -> Check {
+        let checked = Arc::downgrade(component);
+        let of: Weak<dyn Send + Sync> = checked.clone();
+        let run = move || {
+            let component = checked.upgrade()?;
+            check(&component)
+        };
+        Check { of: Some(of), run: Arc::new(run) }
+    }
+
+    /// Adds the check to `checks`, of which those of components that are gone are removed.
+    fn add_to(self, checks: &mut Vec<Check>) {
+        checks.retain(|check| check.of.as_ref().is_none_or(|of| of.strong_count() > 0));
+        checks.push(self);
+    }
+}
 
 /// The state that probes report. It is cheap to clone; all clones share the same state.
 #[derive(Clone, Default)]
@@ -59,17 +90,35 @@ impl Health {
 
     /// Adds a condition for readiness.
     pub fn check_readiness(&self, check: impl Fn() -> Option<String> + Send + Sync + 'static) {
-        self.inner.lock().ready.push(Arc::new(check));
+        Check::new(check).add_to(&mut self.inner.lock().ready);
+    }
+
+    /// Adds a condition for readiness, for as long as `component` exists.
+    pub fn check_readiness_of<T: Send + Sync + 'static>(
+        &self,
+        component: &Arc<T>,
+        check: impl Fn(&T) -> Option<String> + Send + Sync + 'static,
+    ) {
+        Check::of(component, check).add_to(&mut self.inner.lock().ready);
     }
 
     /// Adds a condition for liveness: one that only a restart can restore.
     pub fn check_liveness(&self, check: impl Fn() -> Option<String> + Send + Sync + 'static) {
-        self.inner.lock().live.push(Arc::new(check));
+        Check::new(check).add_to(&mut self.inner.lock().live);
     }
 
     /// Adds a note for readers of the readiness probe, which does not make the program unready.
     pub fn note_readiness(&self, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
-        self.inner.lock().notes.push(Arc::new(note));
+        Check::new(note).add_to(&mut self.inner.lock().notes);
+    }
+
+    /// Adds a note for readers of the readiness probe, for as long as `component` exists.
+    pub fn note_readiness_of<T: Send + Sync + 'static>(
+        &self,
+        component: &Arc<T>,
+        note: impl Fn(&T) -> Option<String> + Send + Sync + 'static,
+    ) {
+        Check::of(component, note).add_to(&mut self.inner.lock().notes);
     }
 
     /// Records the step for which the startup waits. Has no effect once the startup is complete.
@@ -138,7 +187,7 @@ impl Health {
 
 /// Returns the reasons, each as a single line.
 fn run(checks: &[Check]) -> Vec<String> {
-    checks.iter().filter_map(|check| check()).map(|line| line.replace(['\r', '\n'], " ")).collect()
+    checks.iter().filter_map(|check| (check.run)()).map(|line| line.replace(['\r', '\n'], " ")).collect()
 }
 
 impl fmt::Debug for Health {
@@ -174,6 +223,22 @@ mod tests {
         health.set_draining("the end was requested");
         assert_eq!((health.not_ready().len(), health.stage()), (1, Stage::Draining));
         assert!(health.not_live().is_empty());
+    }
+
+    #[test]
+    fn what_is_checked_of_a_component_is_forgotten_with_it() {
+        let health = Health::new();
+        health.set_started();
+        for round in 0..3 {
+            let component = Arc::new(format!("component {round}"));
+            health.check_readiness_of(&component, |component| Some(component.clone()));
+            health.note_readiness_of(&component, |component| Some(component.clone()));
+            assert_eq!(health.not_ready(), [component.as_str()]);
+            assert_eq!(health.notes(), [component.as_str()]);
+            let inner = health.inner.lock();
+            assert_eq!((inner.ready.len(), inner.notes.len()), (1, 1), "earlier ones are kept");
+        }
+        assert!(health.not_ready().is_empty() && health.notes().is_empty());
     }
 
     #[test]

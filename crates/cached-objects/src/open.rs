@@ -336,12 +336,13 @@ impl ReloadObjects {
     pub(super) fn set(&self, live: Option<LiveObjects>) {
         let mut in_force = self.in_force.lock();
         let opening = &in_force.opening;
-        let Opening { synapse, secrets, .. } = opening;
-        let objects = &opening.used(&opening.objects);
-        // A reload may have changed a leader's configuration while its cache was being opened. Also
-        // sets the time for flushes at the end, which outlives caches and may have changed before.
-        if let Some(live) = live.as_ref().filter(|_| is_elected(objects))
-            && let Err(error) = live.change(Some(objects), synapse.as_ref(), secrets.clone(), STORE_SECRET)
+        let Opening { has_cache, synapse, secrets, .. } = opening;
+        let objects = has_cache.then(|| opening.used(&opening.objects));
+        // A reload may have changed the configuration while a leader's cache, or listeners after a
+        // release that has failed, were being opened. Also sets the time for flushes at the end, which
+        // outlives caches and may have changed before.
+        if let Some(live) = &live
+            && let Err(error) = live.change(objects.as_ref(), synapse.as_ref(), secrets.clone(), STORE_SECRET)
         {
             tracing::error!(cause = %error, "the last reload is not in force: reload again");
         }
@@ -545,4 +546,57 @@ fn bind(
     let file = address.path().map(SocketFile::new);
     table.restrict(address)?;
     Ok((socket, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cached_config::{MemoryTable, Size};
+    use std::future::pending;
+    use std::pin::pin;
+
+    fn objects() -> ObjectsTable {
+        ObjectsTable {
+            memory_bytes_max: Size(4 << 20),
+            dirty_bytes_max: Some(Size(1 << 20)),
+            object_bytes_max: Size(256 << 10),
+            backend: Some(BackendTable::Memory(MemoryTable::default())),
+            ..ObjectsTable::default()
+        }
+    }
+
+    #[test]
+    fn a_reload_while_a_listener_is_opened_again_is_in_force() {
+        let synapse = SynapseTable { threads: 1, ..SynapseTable::default() };
+        let opening = Opening {
+            objects: objects(),
+            has_cache: true,
+            synapse: Some(synapse.clone()),
+            volumes: None,
+            files: ListenerFiles::default(),
+            secrets: Secrets::default(),
+            sampling: Sampling::Off,
+            tracer: None,
+            slow: Arc::new(SlowLog::new(Duration::ZERO)),
+            health: None,
+            leads: None,
+            without_journal: false,
+        };
+        let OpenObjects { mut parts, control, .. } = opening.open(pin!(pending::<()>())).unwrap();
+        let flush_max = LiveSecs::new(1);
+        let reload = ReloadObjects::new(opening);
+        reload.set(Some(parts.live(&flush_max)));
+        // As after a release of the store that has failed.
+        parts.listener = None;
+        let inside = control.enter();
+        let listener = reload.opening().listener(&parts, None).unwrap();
+        let after = SynapseTable { session_linger_secs: 77, ..synapse };
+        reload.change(Some(&objects()), Some(&after), Secrets::default()).unwrap();
+        parts.listener = listener;
+        reload.set(Some(parts.live(&flush_max)));
+        let limits = parts.listener.as_ref().map(|listener| listener.server.limits());
+        assert_eq!(limits.map(|limits| limits.session_linger), Some(Duration::from_secs(77)));
+        drop(inside);
+        drop(parts);
+    }
 }

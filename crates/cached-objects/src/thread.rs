@@ -16,7 +16,7 @@ use blocker::metrics::Collect;
 use cached_admin::AdminServer;
 use cached_admin::insight::ObjectStatistics;
 use cached_admin::sources::{ObjectHttpSource, ObjectsSource, Shown, StoreSource, SynapseSource};
-use cached_config::{Store, close_stored_journal};
+use cached_config::{Store, Waiting, close_stored_journal};
 use cached_core::object::{ObjectCache, WeakObjectCache};
 use cached_process::reload::LiveSecs;
 use cached_registry::election::Release;
@@ -310,6 +310,20 @@ fn wait_until_unused(cache: Option<&WeakObjectCache>, store: &Weak<dyn Collect>)
     }
 }
 
+/// Reads the store's record of servers again, in which an instance of this process has ended with
+/// everything stored. Clients that do not learn of that count what it had not stored when they last
+/// flushed as lost.
+async fn read_record_again(parts: &mut Parts) {
+    let mut waiting = Waiting::new(|_| ());
+    match tokio::time::timeout(STEP_TIMEOUT, parts.store.node_record(&mut waiting)).await {
+        Ok(Ok(record)) => parts.record = Some(record),
+        Ok(Err(error)) => {
+            tracing::warn!(cause = %error, "the store's record of servers cannot be read again");
+        }
+        Err(_) => tracing::warn!("the store's record of servers cannot be read again in time"),
+    }
+}
+
 // Releasing the store, so that another process can open it, loses no acknowledged data and refuses
 // no client:
 // 1. Dirty data is stored while clients are served. If the store does not accept it, nothing
@@ -319,8 +333,8 @@ fn wait_until_unused(cache: Option<&WeakObjectCache>, store: &Weak<dyn Collect>)
 //    the HTTP listener are closed, and clients retry until they can reconnect.
 // 3. Data that has become dirty since is stored. If the store does not accept it, the cache
 //    continues unchanged, with new listeners, which clients cannot distinguish from the old ones.
-// 4. The journal is closed with nothing to replay, and the store's record states that this instance
-//    ended in order.
+// 4. The store's record states that this instance ended in order, a leader releases the lease, and
+//    the journal is closed with nothing to replay.
 // 5. Cache and store are dropped, together with claims and locks.
 //
 // A process that has then opened the store, and fails before it serves, has acknowledged nothing: a
@@ -358,9 +372,6 @@ impl ObjectThread {
             Err(why) => Err(why),
         };
         if stored.is_ok() {
-            if let Some(cache) = &parts.cache {
-                close_stored_journal(cache).await;
-            }
             // Recorded before the next leader reads the record. If the lease is then not released,
             // this host goes on to lead as another instance.
             if let Some(instance) = instance.take() {
@@ -370,10 +381,19 @@ impl ObjectThread {
                 stored = candidacy.release(to).await;
             }
         }
+        // Last, because a cache that goes on to serve needs its journal.
+        if stored.is_ok()
+            && let Some(cache) = &parts.cache
+        {
+            close_stored_journal(cache).await;
+        }
         if let Err(why) = stored {
             shown.clear();
             // A reload may have changed them since the cache was opened.
             parts.secrets = self.reload.opening().secrets;
+            if instance.is_none() && parts.record.is_some() {
+                read_record_again(parts).await;
+            }
             match self.listen_again(parts, instance) {
                 Ok(listener) => parts.listener = listener,
                 Err(error) => tracing::error!(cause = %error, "object clients are no longer served"),
@@ -544,5 +564,104 @@ impl ObjectsControl {
     /// store was released, the cache reopens it.
     pub fn serve(&self) {
         self.want(Wanted::Serve);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{BackendTable, ListenerFiles, ObjectsTable, Secrets, ServiceConfig, SynapseTable};
+    use crate::open::Opening;
+    use blocker::{BlockerExt, WriteMode, WriteRequest, WriterId};
+    use cached_admin::insight::slow::SlowLog;
+    use cached_config::{ElectionTable, InsightTable, JournalTable, MemoryTable, Size};
+    use cached_core::insight::Sampling;
+    use cached_core::object::{JournalState, Leadership, Writer};
+    use cached_registry::{RegistryTable, StoreKeys};
+    use std::future::pending;
+    use std::path::Path;
+
+    fn leader(directory: &Path) -> ObjectsTable {
+        let journal = JournalTable {
+            directory: directory.to_path_buf(),
+            create: true,
+            segment_bytes: Size(1 << 20),
+            limit_bytes: Size(12 << 20),
+            direct: false,
+            ..JournalTable::default()
+        };
+        ObjectsTable {
+            memory_bytes_max: Size(4 << 20),
+            dirty_bytes_max: Some(Size(1 << 20)),
+            object_bytes_max: Size(256 << 10),
+            write: WriteMode::Back,
+            writer: Writer::Elected,
+            journal: Some(journal),
+            backend: Some(BackendTable::Memory(MemoryTable::default())),
+            election: Some(ElectionTable { address: "127.0.0.1:7000".into(), ..ElectionTable::default() }),
+            leadership: Some(Leadership { epoch: Epoch(1), writer: WriterId(1), records: None }),
+            ..ObjectsTable::default()
+        }
+    }
+
+    #[test]
+    fn a_leader_that_cannot_step_down_goes_on_as_another_instance_with_its_journal() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let objects = leader(directory.path());
+        let service = ServiceConfig {
+            objects: objects.clone(),
+            has_cache: true,
+            synapse: None,
+            registry: Some(RegistryTable::Store(StoreKeys::default())),
+            volumes: None,
+            nbd: None,
+            insight: InsightTable::default(),
+        };
+        let standing = Standing::of(&service, None).expect("valid tables").expect("an election");
+        let candidacy = Candidacy::ended(&standing);
+        let opening = Opening {
+            objects,
+            has_cache: true,
+            synapse: Some(SynapseTable { threads: 1, ..SynapseTable::default() }),
+            volumes: None,
+            files: ListenerFiles::default(),
+            secrets: Secrets::default(),
+            sampling: Sampling::Off,
+            tracer: None,
+            slow: Arc::new(SlowLog::new(Duration::ZERO)),
+            health: None,
+            leads: None,
+            without_journal: false,
+        };
+        let opened = opening.open(pin!(pending::<()>())).expect("a cache");
+        let OpenObjects { mut parts, background, control } = opened;
+        let thread = ObjectThread {
+            control: ObjectsControl::new(ObjectSockets::default(), None, true),
+            statistics: ObjectStatistics::new(Arc::clone(&opening.slow)),
+            reload: ReloadObjects::new(opening),
+            admin: None,
+            flush_max: LiveSecs::new(60),
+            drain_timeout: LiveSecs::new(0),
+            election: None,
+        };
+        let (wanted, cache) = (thread.control.wanted(), parts.cache.clone().expect("a cache"));
+        let instance = |parts: &Parts| parts.listener.as_ref().expect("a listener").server.instance();
+        let before = instance(&parts);
+        control.block_on(async {
+            let tasks = parts.run(background);
+            let (mut shown, successor) = (Vec::new(), Some((&candidacy, None)));
+            let released = thread.store_everything(&mut parts, &mut shown, &wanted, successor).await;
+            assert!(released.is_err(), "its election has ended");
+            let write = WriteRequest::new("ns/a".parse().expect("an object"), 0, b"x");
+            cache.write(write).await.expect("it is written");
+            tasks.iter().for_each(AbortHandle::abort);
+        });
+        assert_eq!(cache.journal_health().map(|health| health.state), Some(JournalState::Ok));
+        // Clients learn from the other instance that the earlier one had stored everything.
+        assert_ne!(instance(&parts), before);
+        let mut reported = synapse::ServerConfig::default();
+        parts.record.as_ref().expect("a record").apply(&mut reported);
+        assert!(reported.closed.contains(&before));
+        drop(parts);
     }
 }

@@ -94,8 +94,16 @@ impl Pool {
         }
     }
 
-    /// Makes caches below drop their clean copies of a scope.
+    /// Makes caches below drop their clean copies of a scope. Their losses stay: whoever reads again
+    /// does not accept them for the owners of the volumes.
     pub(crate) async fn invalidate(&self, scope: Scope) -> Result<()> {
+        let request = InvalidateRequest::new(scope).accepts_losses(false);
+        if_supported(self.store.invalidate(request).await).map(drop)
+    }
+
+    /// Like [`invalidate`](Self::invalidate), for an owner that takes the content as it is: what is
+    /// lost of it is accepted.
+    pub(crate) async fn take_as_is(&self, scope: Scope) -> Result<()> {
         if_supported(self.store.invalidate(InvalidateRequest::new(scope)).await).map(drop)
     }
 

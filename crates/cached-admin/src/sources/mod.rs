@@ -62,6 +62,10 @@ impl<C: Source> Source for WhileShown<C> {
             component.fill(document);
         }
     }
+
+    fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 /// The time without a reply from the store after which the program is not ready.
@@ -104,9 +108,8 @@ impl StoreSource {
         metrics: Weak<dyn Collect>,
     ) -> Shown {
         let source = Arc::new(StoreSource { name, measurements: Arc::clone(measurements), metrics });
-        let checked = Arc::downgrade(&source);
-        admin.health().check_readiness(move || {
-            let silence = checked.upgrade()?.measurements.silence();
+        admin.health().check_readiness_of(&source, |source| {
+            let silence = source.measurements.silence();
             (silence >= AWAY_AFTER).then(|| format!("the store has not answered for {} s", silence.as_secs()))
         });
         Shown::new(admin, &source)

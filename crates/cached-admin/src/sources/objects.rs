@@ -28,16 +28,14 @@ impl ObjectsSource {
     /// detached cache is noted, but does not make the program unready.
     pub fn show(admin: &AdminServer, cache: &ObjectCache) -> Shown {
         let source = Arc::new(ObjectsSource { cache: cache.clone() });
-        let checked = Arc::downgrade(&source);
-        admin.health().check_readiness(move || {
-            let aging = &checked.upgrade()?.cache;
+        admin.health().check_readiness_of(&source, |source| {
+            let aging = &source.cache;
             let (age, limit) = (aging.dirty_age(), 2 * aging.dirty_age_max() + DIRTY_AGE_MARGIN);
             (age > limit)
                 .then(|| format!("dirty data are {} s old, more than {} s", age.as_secs(), limit.as_secs()))
         });
-        let checked = Arc::downgrade(&source);
-        admin.health().check_readiness(move || {
-            let journal = checked.upgrade()?.cache.journal_health()?;
+        admin.health().check_readiness_of(&source, |source| {
+            let journal = source.cache.journal_health()?;
             let state = match journal.state {
                 JournalState::Ok => return None,
                 JournalState::Draining => "has failed, and its changes are being stored",
@@ -47,8 +45,7 @@ impl ObjectsSource {
             let reason = journal.reason.map_or_else(String::new, |reason| format!(": {reason}"));
             Some(format!("the journal {state}{reason}"))
         });
-        let noted = Arc::downgrade(&source);
-        admin.health().note_readiness(move || attach_note(noted.upgrade()?.cache.attach_status().state));
+        admin.health().note_readiness_of(&source, |source| attach_note(source.cache.attach_status().state));
         crate::cache_routes::add_namespace_routes(admin.routes(), cache);
         crate::cache_routes::add_attach_routes(admin.routes(), cache);
         Shown::new(admin, &source)

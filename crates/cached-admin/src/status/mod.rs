@@ -23,6 +23,11 @@ use crate::process::{Process, start_unix_secs, unix_millis};
 pub trait Source: Send + Sync {
     /// Fills in the source's part of the document. Reads counters and does not block.
     fn fill(&self, document: &mut Document);
+
+    /// Returns whether the part is gone and contributes nothing any more: then it is forgotten.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// The document `/status.json`. It is cheap to clone; all clones share the same state.
@@ -65,9 +70,11 @@ impl Status {
         Status { inner: Arc::new(inner) }
     }
 
-    /// Adds a part.
+    /// Adds a part, and forgets those that are gone.
     pub fn add(&self, source: impl Source + 'static) {
-        self.inner.sources.lock().push(Arc::new(source));
+        let mut sources = self.inner.sources.lock();
+        sources.retain(|source| !source.is_gone());
+        sources.push(Arc::new(source));
     }
 
     /// Returns the current document.

@@ -56,6 +56,22 @@ fn the_document_has_the_parts_that_there_are() {
 }
 
 #[test]
+fn a_part_that_is_gone_is_forgotten() {
+    struct Gone;
+    impl Source for Gone {
+        fn fill(&self, _: &mut Document) {}
+        fn is_gone(&self) -> bool {
+            true
+        }
+    }
+    let (status, _numbers) = status();
+    for _ in 0..3 {
+        status.add(Gone);
+    }
+    assert_eq!(status.inner.sources.lock().len(), 2);
+}
+
+#[test]
 fn a_step_has_what_was_counted_in_it_and_what_was_there_at_its_end() {
     let (status, numbers) = status();
     let mut history = History::new();

@@ -1,13 +1,15 @@
 //! The shutdown of a cache: within the time limit, a failed flush that may succeed is retried.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{
-    Blocker, BlockerExt, ClaimRequest, Durability, Epoch, Error, Faulty, FileStore, FlushRequest, Memory,
-    Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock, WriteMode, WriteRequest, WriterId,
+    Blocker, BlockerExt, ClaimRequest, Durability, Epoch, Error, Faulty, FileStore, FlushReply, FlushRequest,
+    Memory, Name, Namespace, ObjectId, ReadRequest, Reply, Scope, SystemClock, WriteMode, WriteRequest,
+    WriterId,
 };
 use cached_config::{ShutdownError, store_all};
 use cached_core::object::{JournalOptions, ObjectCache, ObjectCacheConfig, OpenJournal, Writer};
@@ -84,6 +86,44 @@ fn an_earlier_loss_is_reported_at_shutdown() {
     assert_eq!(cache.counters().dirty_bytes, 0);
     let unfinished = block_on(store_all(&cache, MINUTE)).unwrap_err();
     assert!(unfinished.dirty_bytes > 0 && unfinished.why.contains("n/object"), "{unfinished}");
+}
+
+/// A store that calls a function at each flush.
+#[derive(Default)]
+struct AtFlush(Memory, Mutex<Option<Box<dyn FnMut() + Send>>>);
+
+impl Blocker for AtFlush {
+    blocker::delegate!(|this| this.0, except flush);
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        if let Some(at_flush) = &mut *self.1.lock().unwrap() {
+            at_flush();
+        }
+        self.0.flush(request)
+    }
+}
+
+/// Clients write on while everything is stored to release the store.
+#[test]
+fn a_loss_is_reported_at_once_although_new_data_become_dirty() {
+    let store = Arc::new(AtFlush::default());
+    let cache = cache(Arc::clone(&store) as _);
+    let (lost, busy) = (object(), ObjectId::new(object().namespace, Name::new("busy").unwrap()));
+    for object in [&lost, &busy] {
+        block_on(cache.write(WriteRequest::new(object.clone(), 0, b"acknowledged"))).unwrap();
+    }
+    let claim = ClaimRequest::new(Scope::Object(lost.clone()), Epoch(1), WriterId(1));
+    block_on(store.0.claim(claim)).unwrap();
+    block_on(cache.flush(FlushRequest::new(Scope::Object(lost)))).unwrap_err();
+    let (writer, flushes) = (cache.clone(), Arc::new(AtomicU32::new(0)));
+    let count = Arc::clone(&flushes);
+    *store.1.lock().unwrap() = Some(Box::new(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        block_on(writer.write(WriteRequest::new(busy.clone(), 0, b"and again"))).unwrap();
+    }));
+    let unfinished = block_on(store_all(&cache, Duration::from_secs(1))).unwrap_err();
+    assert!(unfinished.why.contains("n/object"), "{unfinished}");
+    assert_eq!(flushes.load(Ordering::SeqCst), 1, "another attempt reports the same");
 }
 
 /// Data that the store has not accepted in time are not lost if the journal has them: the next

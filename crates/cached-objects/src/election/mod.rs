@@ -498,6 +498,18 @@ impl Candidacy {
 }
 
 #[cfg(test)]
+impl Candidacy {
+    /// Returns a candidacy whose election has ended, so that no lease can be released.
+    pub(super) fn ended(standing: &Standing) -> Candidacy {
+        let (reported, _) = Reported::new(standing, None);
+        let end = std::pin::pin!(std::future::pending::<()>());
+        let mut candidacy = standing.open(&reported, None, end).expect("the store opens");
+        candidacy.waiting = None;
+        candidacy
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use blocker::admission::EPOCH_STEP_MAX;

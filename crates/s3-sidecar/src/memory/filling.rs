@@ -59,8 +59,7 @@ impl Filling {
         let mut bytes = bytes.clone();
         if self.waiting.is_empty() {
             // A bucket without its beginning is not kept.
-            let skipped =
-                (self.left.start.next_multiple_of(BUCKET_BYTES) - self.left.start).min(bytes.len() as u64);
+            let skipped = (next_bucket(self.left.start) - self.left.start).min(bytes.len() as u64);
             bytes = bytes.slice(skipped as usize..);
         }
         self.left.start = end;
@@ -94,7 +93,13 @@ impl Filling {
 /// Returns the part of these bytes that lies in whole buckets.
 fn kept(bytes: &Range<u64>, size: u64) -> Range<u64> {
     let end = if bytes.end == size { size } else { bytes.end / BUCKET_BYTES * BUCKET_BYTES };
-    bytes.start.next_multiple_of(BUCKET_BYTES).min(end)..end
+    next_bucket(bytes.start).min(end)..end
+}
+
+/// Returns the offset of the first bucket at or after `at`; `u64::MAX` if there is none: the endpoint
+/// may name any range.
+fn next_bucket(at: u64) -> u64 {
+    at.checked_next_multiple_of(BUCKET_BYTES).unwrap_or(u64::MAX)
 }
 
 /// The maximum distance that a reader may be ahead of a stream and still wait for it.
@@ -152,6 +157,16 @@ impl Coming {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_buckets_are_kept_and_the_last_offsets_are_in_none() {
+        let whole = BUCKET_BYTES;
+        assert_eq!(kept(&(1..3 * whole + 5), 9 * whole), whole..3 * whole);
+        assert_eq!(kept(&(1..3 * whole + 5), 3 * whole + 5), whole..3 * whole + 5);
+        let size = u64::MAX - 1;
+        assert_eq!(kept(&(size - 10..size), size), size..size);
+        assert!(next_bucket(size - 10) - (size - 10) >= 10, "nothing of it is kept");
+    }
 
     #[test]
     fn a_reader_finds_the_stream_that_is_about_to_bring_its_byte() {

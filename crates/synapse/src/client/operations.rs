@@ -107,11 +107,13 @@ impl Blocker for SynapseBlocker {
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
         check!(self.check_deadline(&request.call));
         let (shared, scope) = (Arc::clone(&self.core.shared), request.scope.clone());
-        let begun = shared.unflushed.begin_invalidation();
+        let accepts = request.accepts_losses.then(|| shared.unflushed.begin_invalidation());
         let call = call!(&self.core, Request::Invalidate(request), Answer::Invalidate(reply) => reply);
         Reply::pending(async move {
             let reply = call.await?;
-            shared.unflushed.invalidated(&scope, begun);
+            if let Some(begun) = accepts {
+                shared.unflushed.invalidated(&scope, begun);
+            }
             Ok(reply)
         })
     }

@@ -19,6 +19,10 @@ pub(super) fn object(head: &Head<'_>, names: &mut Names) -> Result<ObjectId, Err
 
 /// The hint that a change stores data that were acknowledged before.
 const SETTLES: u32 = 1 << 3;
+/// The hint that an invalidation accepts no losses. Earlier versions know only those that do.
+pub(super) const KEEPS_LOSSES: u32 = 1 << 4;
+/// The hints that are not the caller's.
+const RESERVED: u32 = SETTLES | KEEPS_LOSSES;
 
 pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
     if let Some(deadline) = call.deadline {
@@ -26,7 +30,7 @@ pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
         // The time is rounded up, because the caller's own timer decides.
         header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
     }
-    header.hints = call.hints.bits() & !SETTLES;
+    header.hints = call.hints.bits() & !RESERVED;
     header.priority = match call.priority {
         Priority::Low => 0,
         Priority::Normal => 1,
@@ -39,7 +43,7 @@ pub(super) fn take_call(header: &Header, now: Timestamp) -> Call {
     if header.flags.has(Flags::DEADLINE) {
         call.deadline = Some(now + Duration::from_micros(header.deadline_us));
     }
-    call.hints = Hints::from_bits(header.hints & !SETTLES);
+    call.hints = Hints::from_bits(header.hints & !RESERVED);
     call.priority = match header.priority {
         0 => Priority::Low,
         2 => Priority::Urgent,

@@ -10,10 +10,10 @@ use bytes::Bytes;
 
 use super::control::{decode_settings, encode_settings};
 use super::fields::{
-    Names, condition_bytes, condition_of, decode_runs, dirty_data_code, dirty_data_of, encode_runs,
-    flush_durability_bytes, flush_durability_of, object, policy_code, policy_of, protect, put_call,
-    put_change, put_object, put_scope, runs_payload_bytes, take_call, take_change, take_scope, write_code,
-    write_of,
+    KEEPS_LOSSES, Names, condition_bytes, condition_of, decode_runs, dirty_data_code, dirty_data_of,
+    encode_runs, flush_durability_bytes, flush_durability_of, object, policy_code, policy_of, protect,
+    put_call, put_change, put_object, put_scope, runs_payload_bytes, take_call, take_change, take_scope,
+    write_code, write_of,
 };
 use super::frame::{Attached, Head, Writer, encode, has_names, invalid, kind};
 use super::header::{Flags, HEADER_BYTES, Header, RequestId};
@@ -324,7 +324,12 @@ impl Request {
                 header.epoch = r.epoch.0;
                 (header.offset, header.length) = (r.writer.0 as u64, (r.writer.0 >> 64) as u64);
             }
-            Self::Invalidate(r) => put_scope(&mut header, &mut names, &r.scope),
+            Self::Invalidate(r) => {
+                put_scope(&mut header, &mut names, &r.scope);
+                if !r.accepts_losses {
+                    header.hints |= KEEPS_LOSSES;
+                }
+            }
             Self::Attach(namespace)
             | Self::Detach(namespace)
             | Self::Policy(namespace)
@@ -435,7 +440,11 @@ impl Request {
                 let scope = take_scope(head, names)?;
                 Self::Claim(ClaimRequest::new(scope, Epoch(header.epoch), writer).call(call))
             }
-            Op::Invalidate => Self::Invalidate(InvalidateRequest::new(take_scope(head, names)?).call(call)),
+            Op::Invalidate => {
+                let accepts_losses = header.hints & KEEPS_LOSSES == 0;
+                let r = InvalidateRequest::new(take_scope(head, names)?).accepts_losses(accepts_losses);
+                Self::Invalidate(r.call(call))
+            }
             Op::Attach => Self::Attach(names.namespace(head.namespace)?),
             Op::Detach => Self::Detach(names.namespace(head.namespace)?),
             Op::Policy => Self::Policy(names.namespace(head.namespace)?),

@@ -169,6 +169,7 @@ fn requests() -> Vec<Request> {
         Request::Flush(FlushRequest::new(Scope::Domain(namespace(), OrderDomain(4)))),
         Request::Claim(ClaimRequest::new(Scope::Object(object("o")), Epoch(u64::MAX), WriterId(u128::MAX))),
         Request::Invalidate(InvalidateRequest::new(Scope::Namespace(namespace()))),
+        Request::Invalidate(InvalidateRequest::new(Scope::All).accepts_losses(false)),
         Request::Attach(namespace()),
         Request::Detach(namespace()),
         Request::Policy(namespace()),

@@ -205,6 +205,8 @@ fn what_a_server_has_not_stored_is_lost_with_it_in_spite_of_an_invalidation() {
         invalidate().await.unwrap();
         server.restart().await;
         assert!(lost(flush().await));
+        client.invalidate(InvalidateRequest::new(Scope::All).accepts_losses(false)).await.unwrap();
+        assert!(lost(flush().await), "nobody has accepted the loss");
         invalidate().await.unwrap();
         flush().await.unwrap();
     });

@@ -44,6 +44,10 @@ pub(crate) async fn attach(
     // Caches below have correct copies of the snapshots up to this one.
     let newest = head.nodes.iter().map(|node| node.id).max();
     check_owner(&head, options, take_over, deleted)?;
+    if !is_as_left {
+        // Losses from before another owner had the volume are not this owner's.
+        pool.take_as_is(Scope::Namespace(pool.namespace(volume))).await?;
+    }
     let epoch = match options.fencing {
         Fencing::Stamps => Some(claim(pool, volume, writer, head.owner.as_ref()).await?),
         Fencing::Below => {

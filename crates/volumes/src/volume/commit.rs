@@ -234,7 +234,7 @@ impl Inner {
     pub(super) async fn check_owner_stored(&self) -> Result<()> {
         let head = self.space.object(Kind::Head);
         // Read from the store, not from a cache below.
-        let fresh = InvalidateRequest::new(Scope::Object(head.clone()));
+        let fresh = InvalidateRequest::new(Scope::Object(head.clone())).accepts_losses(false);
         match self.space.store().invalidate(fresh).await {
             Ok(_) | Err(Store::Unsupported(_)) => {}
             Err(error) => return Err(self.noted(error)),

@@ -395,7 +395,7 @@ pub(crate) async fn overlaid(
 ) -> Result<Map> {
     let mut all = map.clone();
     for log in logs {
-        for (record, _) in load(pool, volume, *log).await?.records {
+        for (record, _) in load(pool, volume, *log, false).await?.records {
             if counts(&map, &record, object_bytes) {
                 // A log's allocation ID is never that of an object.
                 all.set(record.index, Entry::new(volume, log.allocation));
@@ -405,22 +405,28 @@ pub(crate) async fn overlaid(
     Ok(all)
 }
 
-/// Reads logs, in the order in which they were begun.
+/// Reads logs, in the order in which they were begun, for the owner who takes them over.
 pub(crate) async fn load_logs(pool: &Pool, volume: VolumeId, logs: &[OverlayLog]) -> Result<Vec<Loaded>> {
     let mut all = Vec::new();
     for log in logs {
-        all.push(load(pool, volume, *log).await?);
+        all.push(load(pool, volume, *log, true).await?);
     }
     Ok(all)
 }
 
-async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog) -> Result<Loaded> {
+/// Reads a log. Its records are checked, so an owner takes over those that it reads.
+async fn load(pool: &Pool, volume: VolumeId, log: OverlayLog, is_owner: bool) -> Result<Loaded> {
     // Parts are written concurrently, so one may be missing before another.
     let parts = (0..PARTS_MAX).map(|part| {
         let (pool, object) = (pool.clone(), pool.object(volume, Kind::Overlay(log.allocation, part)));
         async move {
             // Another owner may have appended to the part since a cache below read it.
-            pool.invalidate(Scope::Object(object.clone())).await?;
+            let scope = Scope::Object(object.clone());
+            if is_owner {
+                pool.take_as_is(scope).await?;
+            } else {
+                pool.invalidate(scope).await?;
+            }
             match pool.get(object).await {
                 Ok((bytes, _)) => Ok(Some((part, bytes))),
                 Err(Store::Missing) => Ok(None),

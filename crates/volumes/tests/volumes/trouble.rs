@@ -10,7 +10,7 @@ use blocker::executor::{block_on, poll_times};
 use blocker::{
     Blocker, BlockerExt, Control, DeleteRequest, DirtyData, Durability, Error as Store, Info, InfoRequest,
     InvalidateReply, InvalidateRequest, ListReply, ListRequest, Memory, Name, Namespace, ObjectId, Quota,
-    Reply, WriteMode,
+    Reply, Scope, WriteMode,
 };
 use cached_core::object::Writer;
 use test_kit::steered::{CallInfo, Op, SteeredStore, Verdict};
@@ -534,6 +534,42 @@ fn a_check_believes_no_layer_that_an_object_is_missing() {
     store.1.lock().unwrap().extend(all);
     let report = block_on(volumes.check(false)).unwrap();
     assert_eq!((report.problems, report.objects), (vec![], 5));
+}
+
+/// A store that records the scopes whose losses are accepted.
+struct Accepting(Memory, Mutex<Vec<Scope>>);
+
+impl Blocker for Accepting {
+    blocker::delegate!(|this| this.0, except invalidate);
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        if request.accepts_losses {
+            self.1.lock().unwrap().push(request.scope.clone());
+        }
+        self.0.invalidate(request)
+    }
+}
+
+#[test]
+fn looking_at_volumes_accepts_no_losses() {
+    let store = Arc::new(Accepting(Memory::default(), Mutex::default()));
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    let disk = made(&volumes, 4);
+    flushed(&disk, 0, &[1; OBJECT as usize]);
+    block_on(disk.close()).unwrap();
+    store.1.lock().unwrap().clear();
+    let mut options = Options::new("vol");
+    options.owner = "another".into();
+    let others = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap();
+    for looking in [&volumes, &others] {
+        assert_eq!(block_on(looking.check(false)).unwrap().problems, []);
+    }
+    assert_eq!(*store.1.lock().unwrap(), []);
+    // A new owner does not answer for what was lost before.
+    let taken = opened(&others, "a");
+    let namespace: Namespace = "vol.0000001".parse().unwrap();
+    assert_eq!(store.1.lock().unwrap().first(), Some(&Scope::Namespace(namespace)));
+    block_on(taken.close()).unwrap();
 }
 
 /// A store without a quota that counts the queries for one.

@@ -267,7 +267,7 @@ impl Store {
     pub(in crate::file) fn invalidate(&self, request: &InvalidateRequest) -> Result<InvalidateReply> {
         self.check_changeable()?;
         let mut lost = Vec::new();
-        for shard in &self.shards {
+        for shard in self.shards.iter().filter(|_| request.accepts_losses) {
             let objects = shard.objects.read();
             let of_it = objects.values().filter(|object| request.scope.covers(&object.id, None));
             lost.extend(of_it.filter(|object| object.lost.load(Ordering::Acquire)).cloned());

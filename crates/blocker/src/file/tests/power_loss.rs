@@ -282,6 +282,9 @@ fn a_failed_sync_is_not_forgotten() {
         assert_eq!(kind(flush()), "writes_lost");
         let request = WriteRequest::new(object(0), 0, b"more").durability(Durability::Stored);
         assert_eq!(block_on(store.write(request)).unwrap_err().kind(), "writes_lost");
+        let refresh = InvalidateRequest::new(Scope::All).accepts_losses(false);
+        block_on(store.invalidate(refresh)).unwrap();
+        assert_eq!(kind(flush()), "writes_lost", "nobody has accepted the loss");
         match heal {
             "write_full" => block_on(store.write_full(WriteFullRequest::new(object(0), b"anew"))).map(drop),
             "delete" => block_on(store.delete(DeleteRequest::new(object(0)))).map(drop),

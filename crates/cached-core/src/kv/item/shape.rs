@@ -196,11 +196,11 @@ pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
 
 // The checksum of an entry in a memory file: a CRC-32 in its last four bytes.
 //
-// The checksum covers the entry's location and what a client has stored. Of an item, that is the
-// shape, key, client flags and value; of an item with a large value, the length and the number of
-// pieces instead of the value, because pieces have checksums of their own and may move. Of a piece,
-// it is everything. It does not cover fields that a single store changes in place: usage, expiry
-// and CAS value.
+// The checksum covers what a client has stored. Of an item, that is the shape, key, client flags and
+// value; of an item with a large value, the length and the number of pieces instead of the value,
+// because pieces have checksums of their own and may move. Of a piece, it is the header and the data.
+// It does not cover the entry's location, so a copy elsewhere has the same checksum, nor fields that a
+// single store changes in place: usage, expiry and CAS value.
 
 /// The bytes of a checksum at the end of an entry.
 pub(crate) const CHECKSUM_BYTES: usize = 4;

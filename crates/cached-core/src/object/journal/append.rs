@@ -122,13 +122,35 @@ impl ChangeLog {
         }
     }
 
+    /// Reserves room for a record without a payload that may use the last tenth of the journal;
+    /// `None` if there is none at present.
+    pub(crate) fn take_privileged_room(&self) -> Option<Room> {
+        if self.events.condition.state() != JournalState::Ok {
+            return Some(Room::NotNeeded);
+        }
+        match self.journal.reserve_leaving(1, 0, self.leave.privileged) {
+            Ok(reservation) => Some(Room::Reserved(reservation)),
+            Err(AppendError::Full | AppendError::Busy) => None,
+            // The append fails as well.
+            Err(_) => Some(Room::NotNeeded),
+        }
+    }
+
     /// Appends a record that may use the last tenth of the journal: a mark or an epoch. Returns
     /// `Ok(None)` if the journal has failed.
-    pub(super) fn append_privileged(&self, record: &Record<'_>) -> Result<Option<Position>, Full> {
+    pub(super) fn append_privileged(
+        &self,
+        record: &Record<'_>,
+        room: Option<Room>,
+    ) -> Result<Option<Position>, Full> {
         if self.events.condition.state() != JournalState::Ok {
             return Ok(None);
         }
-        match self.journal.append_leaving(record, self.leave.privileged) {
+        let appended = match room {
+            Some(Room::Reserved(mut reservation)) => reservation.append(record),
+            _ => self.journal.append_leaving(record, self.leave.privileged),
+        };
+        match appended {
             // The hold is dropped: a mark is needed only as long as the records before it.
             Ok(appended) => Ok(Some(appended.position)),
             Err(AppendError::Full | AppendError::Busy) => Err(Full),

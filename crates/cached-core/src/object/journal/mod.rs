@@ -247,7 +247,9 @@ impl ChangeLog {
         id: &ObjectId,
         up_to: Position,
     ) -> Result<Option<Position>, Full> {
-        records::encode_object_mark(namespace.number, id, up_to, |record| self.append_privileged(record))
+        records::encode_object_mark(namespace.number, id, up_to, |record| {
+            self.append_privileged(record, None)
+        })
     }
 
     /// Appends a mark of a scope other than a single object. Returns `Ok(None)` if there is nothing
@@ -266,7 +268,7 @@ impl ChangeLog {
             Scope::All => self.names.has_unmarked().then(|| mark(cached_journal::Scope::All)),
             _ => None,
         };
-        head.map_or(Ok(None), |head| self.append_privileged(&Record { head, payload: &[] }))
+        head.map_or(Ok(None), |head| self.append_privileged(&Record { head, payload: &[] }, None))
     }
 
     /// Appends a mark of all namespaces, in any condition of the log.
@@ -278,11 +280,16 @@ impl ChangeLog {
         Ok(self.journal.append(&Record { head, payload: &[] })?.position)
     }
 
-    /// Appends the record of an epoch with which a namespace is about to be claimed. Returns
-    /// `Ok(None)` if the journal has failed.
-    pub(crate) fn append_epoch(&self, namespace: &Namespace, epoch: u64) -> Result<Option<Position>, Full> {
+    /// Appends the record of an epoch with which a namespace is about to be claimed, in `room` if
+    /// the caller has waited for it. Returns `Ok(None)` if the journal has failed.
+    pub(crate) fn append_epoch(
+        &self,
+        namespace: &Namespace,
+        epoch: u64,
+        room: Option<Room>,
+    ) -> Result<Option<Position>, Full> {
         let number = self.names.number(namespace).number;
-        records::encode_epoch(number, namespace, epoch, |record| self.append_privileged(record))
+        records::encode_epoch(number, namespace, epoch, |record| self.append_privileged(record, room))
     }
 }
 

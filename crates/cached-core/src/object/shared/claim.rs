@@ -14,7 +14,7 @@ use super::parts::StoreSide;
 use super::resources::OwnedResources;
 use super::{Shared, log_waits};
 use crate::object::config::{Leadership, OTHERS, Writer};
-use crate::object::journal::JournalState;
+use crate::object::journal::{JournalState, Room};
 use crate::object::memory::pool::{BUCKET, Reserved};
 use crate::object::store::epochs::{NAMESPACES_MAX, Own};
 use crate::object::tasks::wait_queue::Permits;
@@ -54,18 +54,26 @@ pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 /// `Fenced` once another writer has taken over, or if no epoch is left; `Retryable`; errors of the
 /// store.
 pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
-    match shared.store.epochs.get(namespace) {
-        Some(Own::Held(epoch)) => Ok(epoch),
-        Some(Own::Deposed(epoch)) => Err(Error::Fenced { epoch }),
-        Some(Own::Unconfirmed(_)) | None => {
-            let _alone = Permits::acquire(&shared.store.epochs.claiming).await?;
-            match shared.store.epochs.get(namespace) {
-                Some(Own::Held(epoch)) => Ok(epoch),
-                Some(Own::Deposed(epoch)) => Err(Error::Fenced { epoch }),
-                Some(Own::Unconfirmed(epoch)) => claim_again(shared, namespace, epoch).await,
-                None => claim_first(shared, namespace).await,
+    let mut room = None;
+    loop {
+        match shared.store.epochs.get(namespace) {
+            Some(Own::Held(epoch)) => return Ok(epoch),
+            Some(Own::Deposed(epoch)) => return Err(Error::Fenced { epoch }),
+            Some(Own::Unconfirmed(_)) | None => {}
+        }
+        let alone = Permits::acquire(&shared.store.epochs.claiming).await?;
+        match shared.store.epochs.get(namespace) {
+            Some(Own::Held(epoch)) => return Ok(epoch),
+            Some(Own::Deposed(epoch)) => return Err(Error::Fenced { epoch }),
+            Some(Own::Unconfirmed(epoch)) => return claim_again(shared, namespace, epoch).await,
+            None => {
+                if let Some(epoch) = claim_first(shared, namespace, room.take()).await? {
+                    return Ok(epoch);
+                }
             }
         }
+        drop(alone);
+        room = Some(log_waits::room_for_epoch(shared).await?);
     }
 }
 
@@ -83,18 +91,23 @@ pub(crate) async fn claim_before_read(shared: &Arc<Shared>, namespace: &Namespac
     }
 }
 
-/// Takes over a namespace with an epoch above the one in force.
+/// Takes over a namespace with an epoch above the one in force. Returns `None` if there is no room
+/// in the log for the epoch's record; `room` is what the caller has waited for.
 ///
 /// # Errors
 /// `OutOfSpace` if no further namespace can be claimed; errors of [`own_epoch`].
-async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
+async fn claim_first(
+    shared: &Arc<Shared>,
+    namespace: &Namespace,
+    mut room: Option<Room>,
+) -> Result<Option<Epoch>> {
     if shared.store.epochs.is_full() {
         let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces already, the maximum");
         return Err(Error::OutOfSpace(why.into()));
     }
     let scope = Scope::Namespace(namespace.clone());
     if let Some(leadership) = &shared.control.config.leadership {
-        return claim_elected(shared, namespace, leadership).await;
+        return claim_elected(shared, namespace, leadership).await.map(Some);
     }
     let mut in_force = ask_epoch(&shared.store, scope.clone()).await?;
     for tries in 0..CLAIM_TRIES_MAX {
@@ -107,7 +120,9 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
         }
         // The epoch is logged before the claim, so that a recovery can tell which epochs are its
         // own.
-        log_waits::note_epoch(shared, namespace, epoch.0).await?;
+        if !log_waits::note_epoch(shared, namespace, epoch.0, room.take()).await? {
+            return Ok(None);
+        }
         match claim_below(&shared.store, &scope, epoch).await {
             Ok(()) => {
                 if let Some(log) = &shared.journal.log {
@@ -118,7 +133,7 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
                 shared.store.claims.forget_parts(namespace, epoch);
                 drop_clean(shared, &scope).await?;
                 shared.store.epochs.set(namespace, Own::Held(epoch));
-                return Ok(epoch);
+                return Ok(Some(epoch));
             }
             Err(Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
             Err(error) => return Err(error),

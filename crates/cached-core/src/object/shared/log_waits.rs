@@ -184,27 +184,51 @@ pub(crate) async fn mark_namespace(
     Ok(())
 }
 
-/// Makes the record of an epoch durable, with which a namespace is about to be claimed.
+/// Waits for room in the log for the record of an epoch. Another namespace may have to be claimed
+/// before its data can be stored, which makes the room: the caller must not keep others from
+/// claiming.
 ///
 /// # Errors
-/// The same as for [`room`]; `Retryable` if the journal has failed and has records of the
-/// namespace.
-pub(crate) async fn note_epoch(shared: &Arc<Shared>, namespace: &Namespace, epoch: u64) -> Result<()> {
+/// The same as for [`room`].
+pub(crate) async fn room_for_epoch(shared: &Shared) -> Result<Room> {
+    let Some(log) = &shared.journal.log else { return Ok(Room::NotNeeded) };
+    flushed_meanwhile(shared, wait(&log.events.room, || log.take_privileged_room())).await
+}
+
+/// Makes the record of an epoch durable, with which a namespace is about to be claimed, in `room`
+/// if the caller has waited for it. Returns false if there is no room at present.
+///
+/// # Errors
+/// `Retryable` if the journal has failed and has records of the namespace, or if it has failed and
+/// no longer has the room.
+pub(crate) async fn note_epoch(
+    shared: &Shared,
+    namespace: &Namespace,
+    epoch: u64,
+    room: Option<Room>,
+) -> Result<bool> {
     let Some(log) = shared.journal.log.as_ref().filter(|log| log.names.is_journaled(namespace)) else {
-        return Ok(());
+        return Ok(true);
     };
-    let mut appended = None;
-    let append = || {
-        appended = log.append_epoch(namespace, epoch)?;
-        Ok(appended)
+    let is_reserved = matches!(room, Some(Room::Reserved(_)));
+    let appended = match log.append_epoch(namespace, epoch, room) {
+        Ok(appended) => appended,
+        Err(Full) if is_reserved => {
+            let why = "the journal's disk has failed meanwhile: there is no room for the record of a claim";
+            return Err(Error::Retryable(why.into()));
+        }
+        Err(Full) => return Ok(false),
     };
-    privileged(shared, log, append).await?;
+    if let Some(position) = appended {
+        // If the record is not durable, the log has left the state `Ok`.
+        committed(log, position).await;
+    }
     let is_durable = appended.is_some_and(|position| log.journal.is_durable(position));
     if !is_durable && log.names.number(namespace).has_unmarked() {
         let why = "the journal's disk has failed: a namespace that has records in it cannot be claimed";
         return Err(Error::Retryable(why.into()));
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Appends a record that may use the last tenth of the journal, and waits until it is durable or

@@ -205,16 +205,21 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     until(&*shared.clock, deadline, late, work).await
 }
 
-/// Drops the clean copies within the scope, in the cache and below.
+/// Drops the clean copies within the scope, below and in the cache.
 pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
     let deadline = request.call.deadline;
     let losses = shared.objects.losses.count();
     let work = async {
+        // A layer below drops its copies first: a read in between would bring them back. If it fails,
+        // the copies here are dropped all the same.
+        let below = shared.store.below.invalidate(request.clone()).await;
         let dropped = drop_clean(&shared, &request.scope).await?;
-        let reply = shared.store.below.invalidate(request.clone()).await?;
-        // The caller accepts the losses that occurred before its request. An event from below
+        let reply = below?;
+        // The caller may accept the losses that occurred before its request. An event from below
         // accepts none, because no caller learns of a loss by it.
-        shared.objects.losses.repair_first(&request.scope, losses);
+        if request.accepts_losses {
+            shared.objects.losses.repair_first(&request.scope, losses);
+        }
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };
     until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
@@ -230,7 +235,7 @@ mod tests {
     use blocker::clock::Sleep;
     use blocker::executor::block_on;
     use blocker::{
-        Blocker, BlockerExt, Clock, Epoch, Memory, ObjectId, ReadRequest, SystemClock, Timestamp,
+        Blocker, BlockerExt, Clock, Epoch, Memory, ObjectId, ReadRequest, Reply, SystemClock, Timestamp,
         WriteRequest, WriterId,
     };
 
@@ -251,6 +256,49 @@ mod tests {
         fn sleep_until(&self, at: Timestamp) -> Sleep {
             SystemClock.sleep_until(at)
         }
+    }
+
+    /// A layer that calls a function before it drops its copies.
+    #[derive(Default)]
+    struct Layer(Memory, Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+    impl Blocker for Layer {
+        blocker::delegate!(|this| this.0, except invalidate);
+
+        fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+            let before = self.1.lock().unwrap().take();
+            before.into_iter().for_each(|before| before());
+            self.0.invalidate(request)
+        }
+    }
+
+    /// The layer has an old copy until then, which another client reads meanwhile. The background of
+    /// the cache, which would drop that again, does not run.
+    #[test]
+    fn no_copy_that_was_read_below_during_an_invalidation_is_left_after_it() {
+        let (layer, id) = (Arc::new(Layer::default()), "n/o".parse::<ObjectId>().unwrap());
+        let write = |layer: &Layer, id: &ObjectId, byte: u8| {
+            block_on(layer.0.write(WriteRequest::new(id.clone(), 0, vec![byte; 4096]))).unwrap();
+        };
+        let read = |cache: &ObjectCache, id: &ObjectId| {
+            block_on(cache.read(ReadRequest::new(id.clone(), 0, 4096))).unwrap().data.to_vec()
+        };
+        write(&layer, &id, 1);
+        let config = ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            dirty_bytes_max: MEMORY_BYTES_MIN / 2,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, _background) =
+            ObjectCache::new(Arc::clone(&layer) as _, config, Arc::new(SystemClock)).unwrap();
+        let (own, below, object) = (cache.clone(), Arc::clone(&layer), id.clone());
+        *layer.1.lock().unwrap() = Some(Box::new(move || {
+            assert_eq!(read(&own, &object), [1; 4096]);
+            write(&below, &object, 2);
+        }));
+        block_on(cache.invalidate(InvalidateRequest::new(Scope::Object(id.clone())))).unwrap();
+        assert_eq!(read(&cache, &id), [2; 4096]);
     }
 
     /// The change takes the time after it has been admitted, and before it is in the dirty queue.

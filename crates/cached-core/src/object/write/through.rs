@@ -18,7 +18,7 @@ use crate::object::mutation::Mutation;
 use crate::object::read::list::Resize;
 use crate::object::read::load::{forwarded_durability, sizes, store_condition, with_durability};
 use crate::object::shared::calls::{StoreCall, begin, shielded, store_pending};
-use crate::object::shared::claim::{note_answer, own_stamp};
+use crate::object::shared::claim::{note_answer, own_epoch, own_stamp};
 use crate::object::shared::handle::{Handle, RangeGuard};
 use crate::object::shared::resources::OwnedResources;
 use crate::object::shared::{Shared, log_waits};
@@ -112,6 +112,11 @@ pub(super) async fn send(
     let shared = &Arc::clone(&handle.shared);
     let (namespace, call) = (request.object.namespace.clone(), request.call);
     let lane = (Lane::Change, Class::of(call.priority));
+    if shared.control.config.writer != Writer::Callers {
+        // A first claim may wait for room in the log, which flushes make: it keeps none of them from
+        // passing the gate.
+        own_epoch(shared, &namespace).await?;
+    }
     let asking = begin(shared, handle.namespace(), lane, request.change.payload_bytes()).await?;
     let own_stamp = own_stamp(shared, &namespace).await?;
     store_asked.begin(&*shared.clock, call)?;

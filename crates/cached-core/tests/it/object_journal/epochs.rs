@@ -1,7 +1,9 @@
 //! A cache with a journal of which another writer claims the namespace, and restarts.
 
-use crate::journal_kit::Environment;
+use crate::journal_kit::{Environment, SEGMENT_BYTES};
 use blocker::*;
+use cached_core::object::{JournalOptions, NamespaceConfig};
+use cached_journal::Reservation;
 use test_kit::steered::Op;
 use test_kit::{id, namespace, pattern};
 
@@ -20,6 +22,19 @@ fn take_over(env: &mut Environment, of: Namespace) -> Epoch {
     env.sim.run_until_idle();
     claimed.get().unwrap();
     next
+}
+
+/// Takes all room of the journal that is left.
+fn all_room(env: &Environment) -> Vec<Reservation> {
+    let mut taken = Vec::new();
+    let mut bytes = 8 * SEGMENT_BYTES;
+    while bytes > 0 {
+        match env.journal.reserve_leaving(1, bytes, 0) {
+            Ok(reservation) => taken.push(reservation),
+            Err(_) => bytes /= 2,
+        }
+    }
+    taken
 }
 
 #[test]
@@ -95,4 +110,47 @@ fn a_journaled_flush_reports_what_is_lost_to_another_writer() {
     env.commit();
     let lost = flush.get();
     assert!(matches!(lost, Err(Error::WritesLost(_))), "{lost:?}");
+}
+
+/// Data of a namespace whose claim must be repeated are stored to make room in the log.
+#[test]
+fn a_claim_that_waits_for_room_in_the_log_holds_up_no_other() {
+    let mut env = Environment::unclaimed(8, JournalOptions::default());
+    let taken = all_room(&env);
+    let waits = env.write(&id("a"), 0, pattern(1, 0, 100), Durability::Cached);
+    assert!(!waits.is_done(), "there is no room for the record of the epoch");
+    // This namespace is not logged.
+    let other = ObjectId::new(namespace("plain"), id("b").name);
+    env.write(&other, 0, pattern(2, 0, 100), Durability::Cached).get().unwrap();
+    assert!(!waits.is_done());
+    drop(taken);
+    env.commit();
+    waits.get().unwrap();
+}
+
+/// The gate is two requests wide.
+#[test]
+fn a_forwarded_change_that_waits_for_room_in_the_log_holds_up_no_flush() {
+    let mut env = Environment::adjusted(8, |config| {
+        (config.load_requests_max, config.flush_requests_max) = (1, 1);
+        let weighty = NamespaceConfig::new(namespace("weighty"), WriteMode::Back);
+        config.namespaces.push(weighty.with(NamespaceKey::StoreWeight, 2));
+    });
+    let taken = all_room(&env);
+    let mut waits = Vec::new();
+    for number in 0..4 {
+        // Too large for the log, it is forwarded.
+        let object = ObjectId::new(namespace("fresh"), id(&format!("{number}")).name);
+        waits.push(env.write(&object, 0, pattern(number, 0, 40_000), Durability::Cached));
+    }
+    assert!(waits.iter().all(|write| !write.is_done()), "there is no room for the record of the epoch");
+    let dirty = ObjectId::new(namespace("plain"), id("b").name);
+    env.write(&dirty, 0, pattern(9, 0, 100), Durability::Cached).get().unwrap();
+    env.flushed(Scope::Object(dirty));
+    assert!(waits.iter().all(|write| !write.is_done()));
+    drop(taken);
+    env.commit();
+    for write in waits {
+        write.get().unwrap();
+    }
 }

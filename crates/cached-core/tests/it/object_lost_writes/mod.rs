@@ -155,6 +155,11 @@ fn a_loss_is_repaired_by_a_full_write_a_delete_or_an_invalidation() {
     let one = invalidate(|object| Scope::Object(object.clone()));
     let domain = invalidate(|object| Scope::Domain(object.namespace.clone(), OrderDomain(1)));
     let all = invalidate(|_| Scope::All);
+    let refresh = |env: &mut Environment, object: &ObjectId| {
+        let request = InvalidateRequest::new(Scope::Object(object.clone())).accepts_losses(false);
+        let reply = env.cache.invalidate(request);
+        env.run(reply).unwrap();
+    };
     let write = |env: &mut Environment, object: &ObjectId| {
         // A write of a part of the object does not repair the loss.
         let request = WriteRequest::new(object.clone(), 0, pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
@@ -163,12 +168,13 @@ fn a_loss_is_repaired_by_a_full_write_a_delete_or_an_invalidation() {
     };
     // The name of a repair, the repair, and whether the repair ends the loss.
     type Repair<'a> = (&'a str, &'a dyn Fn(&mut Environment, &ObjectId), bool);
-    let repairs: [Repair<'_>; 6] = [
+    let repairs: [Repair<'_>; 7] = [
         ("write_full", &stamped as &dyn Fn(&mut Environment, &ObjectId), true),
         ("delete", &delete, true),
         ("invalidate object", &one, true),
         ("invalidate domain", &domain, true),
         ("invalidate all", &all, true),
+        ("refresh", &refresh, false),
         ("write", &write, false),
     ];
     for (what, repair, is_good) in repairs {
