@@ -29,10 +29,10 @@ impl ObjectsSource {
     pub fn show(admin: &AdminServer, cache: &ObjectCache) -> Shown {
         let source = Arc::new(ObjectsSource { cache: cache.clone() });
         admin.health().check_readiness_of(&source, |source| {
-            let aging = &source.cache;
-            let (age, limit) = (aging.dirty_age(), 2 * aging.dirty_age_max() + DIRTY_AGE_MARGIN);
-            (age > limit)
-                .then(|| format!("dirty data are {} s old, more than {} s", age.as_secs(), limit.as_secs()))
+            let ages = source.cache.dirty_ages().into_iter();
+            let mut limited = ages.map(|(age, max)| (age, 2 * max + DIRTY_AGE_MARGIN));
+            let (age, limit) = limited.find(|(age, limit)| age > limit)?;
+            Some(format!("dirty data are {} s old, more than {} s", age.as_secs(), limit.as_secs()))
         });
         admin.health().check_readiness_of(&source, |source| {
             let journal = source.cache.journal_health()?;

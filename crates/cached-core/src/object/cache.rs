@@ -7,7 +7,7 @@ use std::time::Duration;
 use blocker::{BUCKET_BYTES, Blocker, Clock, Epoch, ObjectId, Pending, ReceiveBuffers, Result, Timestamp};
 
 use super::background::Background;
-use super::config::{ConfigError, ObjectCacheConfig};
+use super::config::{ConfigError, OTHERS, ObjectCacheConfig};
 use super::control::attach_state::AttachStatus;
 use super::journal::unapplied::RecoveryProgress;
 use super::journal::{JournalHealth, JournalOptions, OpenJournal};
@@ -191,10 +191,22 @@ impl ObjectCache {
         self.shared().metrics.dirty_room.dirty_max() * blocker::BUCKET_BYTES
     }
 
-    /// Returns the maximum time that a change stays dirty before its flush begins.
+    /// Returns the maximum time that a change stays dirty before its flush begins, in namespaces
+    /// without a maximum of their own.
     #[must_use]
     pub fn dirty_age_max(&self) -> Duration {
-        self.shared().control.config.dirty_age_max
+        let control = &self.shared().control;
+        control.live.dirty_age_max(control.namespaces.record(OTHERS))
+    }
+
+    /// Returns, for each namespace with changes that are not stored yet, the age of the oldest one,
+    /// and the maximum time that a change to the namespace stays dirty before its flush begins.
+    #[must_use]
+    pub fn dirty_ages(&self) -> Vec<(Duration, Duration)> {
+        let shared = self.shared();
+        let (oldest, now) = (shared.objects.dirty_queue.oldest_of_each(), shared.clock.now());
+        let max = |number| shared.control.live.dirty_age_max(shared.control.namespaces.record(number));
+        oldest.into_iter().map(|(number, since)| (now.since(since), max(number))).collect()
     }
 
     /// Detaches the cache from the request path without failing any request: everything is stored,

@@ -117,6 +117,22 @@ fn what_is_dirty_obeys_a_new_age_and_a_new_limit() {
 }
 
 #[test]
+fn the_maximum_age_of_dirty_data_is_the_one_in_force() {
+    let back = ObjectCacheConfig { write: WriteMode::Back, ..config() };
+    let mut running = Running::new(back.clone());
+    running.write("a", 4096);
+    let (hour, hours) = (Duration::from_secs(3600), Duration::from_secs(7200));
+    let slow = own("slow", WriteMode::Back).with(NamespaceKey::DirtyAgeMsMax, 7_200_000);
+    running.change(ObjectCacheConfig { dirty_age_max: hour, namespaces: vec![slow], ..back });
+    block_on(running.cache.write(WriteRequest::new(object("slow", "b"), 0, vec![7; 4096]))).unwrap();
+    assert_eq!(running.cache.dirty_age_max(), hour);
+    let mut limits: Vec<_> = running.cache.dirty_ages().into_iter().map(|(_, max)| max).collect();
+    limits.sort_unstable();
+    assert_eq!(limits, [hour, hours]);
+    running.end();
+}
+
+#[test]
 fn what_cannot_work_changes_nothing() {
     let running = Running::new(config());
     let journaled = NamespaceConfig { durability: Durability::Journaled, ..own("n", WriteMode::Back) };
