@@ -98,8 +98,8 @@ pub(crate) struct Shared {
     counters: Box<[Arc<Counters>]>,
     /// The counts at the last `stats reset`.
     baseline: Lock<Baseline>,
-    /// Held by threads other than workers while they change the store; true once another process
-    /// has the store.
+    /// Held by threads other than workers while they change the store or read its items; true once
+    /// another process has the store.
     pub(crate) is_handed_over: Lock<bool>,
     /// The requested upgrade, in which another process takes over.
     pub(crate) upgrade: Upgrader,
