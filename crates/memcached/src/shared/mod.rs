@@ -352,12 +352,15 @@ impl Shared {
 
     /// Closes TCP connections that have been idle for too long. Called once a second.
     pub(crate) fn close_idle(&self) {
-        let timeout = self.live.idle_timeout_secs();
-        if timeout == 0 {
-            return;
+        if let Some(since) = self.idle_since() {
+            self.connections.close_idle(since);
         }
-        let since = self.clock.now_secs().saturating_sub(timeout);
-        self.idle_kicks.fetch_add(self.connections.close_idle(since), Ordering::Relaxed);
+    }
+
+    /// Returns the second before which an idle connection was last active; `None` without a limit.
+    pub(crate) fn idle_since(&self) -> Option<u32> {
+        let timeout = self.live.idle_timeout_secs();
+        (timeout > 0).then(|| self.clock.now_secs().saturating_sub(timeout))
     }
 
     /// Returns the number of connections refused since the last reset.
