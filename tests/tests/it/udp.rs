@@ -225,6 +225,27 @@ fn reports_in_datagrams_are_limited() {
     conn.ask(b"flush_all\r\n", b"OK\r\n");
 }
 
+/// The worker itself has to close the connection that holds the memory for which a datagram's value asks.
+#[test]
+fn a_value_without_memory_does_not_stop_the_worker() {
+    if !is_cached() {
+        return;
+    }
+    let (mut server, mut client) = start("-t 1 -o read_buf_mem_limit=1");
+    let mut slow = server.connect();
+    slow.send(&[&b"append k 0 0 1040000\r\n"[..], &[b'x'; 1_039_000]].concat());
+    while server.stat("bytes_read") < 1_039_000 {}
+    // What the server reads first ends with the command line, so that it has to ask for the value's memory.
+    let line = b"append k 0 0 30000\r\n";
+    let keys = " n".repeat(((32 << 10) - line.len() - 6) / 2);
+    let requests = [format!("gets{keys}\r\n").as_bytes(), line].concat();
+    assert_eq!(requests.len(), 32 << 10);
+    client.send(&[&requests[..], &[b'x'; 30_000], b"\r\n"].concat());
+    assert_eq!(client.receive(), b"END\r\n");
+    client.expect_nothing("the value is dropped");
+    server.assert_serves("a value without memory");
+}
+
 /// A client with a forged address can neither subscribe nor receive dumps, and replies have a
 /// maximum size.
 #[test]

@@ -16,7 +16,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use super::{Kv, StoreOptions, lock_ranks};
+use super::{Kv, StoreMode, StoreOptions, StoreOutcome, lock_ranks};
 use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::sync::{Arc, Mutex, block_on, lock};
@@ -225,7 +225,7 @@ impl Kv {
     /// it would wait for itself.
     ///
     /// The value is returned even if it cannot be stored because it is too large or no memory can
-    /// be freed.
+    /// be freed. If the key gets a value while `make` runs, that value stays and is returned.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, NewValue};
@@ -337,15 +337,18 @@ impl Kv {
         }
     }
 
-    /// Stores a new value, if possible, and returns it.
+    /// Stores a new value, if possible, and returns it. If the key has got a value in the meantime, returns
+    /// that one: it is newer than what `make` may have read.
     fn insert_new(&self, key: &[u8], value: NewValue) -> Vec<u8> {
         let expiry = match value.ttl {
             Some(ttl) => Expiry::after_duration(self.now_secs(), ttl),
             None => Expiry::NEVER,
         };
-        let options = StoreOptions { expiry, ..StoreOptions::default() };
-        // The caller gets the value even if it cannot be stored.
-        let _ = self.store(key, self.hash(key), &value.bytes, &options);
-        value.bytes
+        let options = StoreOptions { mode: StoreMode::Add, expiry, ..StoreOptions::default() };
+        match self.store(key, self.hash(key), &value.bytes, &options) {
+            StoreOutcome::NotStored => self.get(key).unwrap_or(value.bytes),
+            // The caller gets the value even if it cannot be stored.
+            _ => value.bytes,
+        }
     }
 }

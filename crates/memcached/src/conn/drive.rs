@@ -41,6 +41,12 @@ impl Connection {
         matches!(&self.phase, Phase::Routed(routed) if routed.waits_for_request())
     }
 
+    /// Returns whether the connection cannot go on without further input.
+    #[inline]
+    pub(crate) fn needs_input(&self) -> bool {
+        !self.runnable
+    }
+
     /// Returns whether replies wait that the transport has not accepted.
     pub(crate) fn has_unsent(&self) -> bool {
         self.output.is_some()

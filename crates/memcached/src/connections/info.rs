@@ -233,7 +233,7 @@ impl ConnInfo {
 
     /// Returns whether the connection waits for a request and has done so since before second
     /// `since`.
-    pub(super) fn is_idle(&self, since: u32) -> bool {
+    pub(crate) fn is_idle(&self, since: u32) -> bool {
         let waits = self.state.load(Ordering::Relaxed) == ConnState::Read as u8;
         waits && self.last_active() < since
     }
@@ -245,6 +245,12 @@ impl ConnInfo {
 
     pub(super) fn set_timed_out(&self) {
         self.idle_timeout.store(true, Ordering::Relaxed);
+    }
+
+    /// Withdraws the request to close the connection because it was idle.
+    pub(crate) fn keep_open(&self) {
+        self.idle_timeout.store(false, Ordering::Relaxed);
+        self.close_requested.store(false, Ordering::Release);
     }
 
     /// Returns whether the connection was closed because of the data that its client has sent.

@@ -211,19 +211,16 @@ impl Connections {
         self.table.lock().iter().flatten().cloned().collect()
     }
 
-    /// Closes the TCP connections that have waited for a request since before second `since`.
-    /// Returns the number of connections closed.
-    pub(crate) fn close_idle(&self, since: u32) -> u64 {
-        let mut closed = 0;
+    /// Asks the workers to close the TCP connections that have waited for a request since before second
+    /// `since`, unless a request arrives in the meantime.
+    pub(crate) fn close_idle(&self, since: u32) {
         for info in self.snapshot() {
             let is_tcp = matches!(info.endpoints, Endpoints::Tcp { .. });
             if is_tcp && info.is_idle(since) && !info.is_close_requested() {
                 info.set_timed_out();
                 self.request_close(&info);
-                closed += 1;
             }
         }
-        closed
     }
 
     /// Asks the worker of a connection to close it.

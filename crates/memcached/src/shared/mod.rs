@@ -98,8 +98,8 @@ pub(crate) struct Shared {
     counters: Box<[Arc<Counters>]>,
     /// The counts at the last `stats reset`.
     baseline: Lock<Baseline>,
-    /// Held by threads other than workers while they change the store; true once another process
-    /// has the store.
+    /// Held by threads other than workers while they change the store or read its items; true once
+    /// another process has the store.
     pub(crate) is_handed_over: Lock<bool>,
     /// The requested upgrade, in which another process takes over.
     pub(crate) upgrade: Upgrader,
@@ -352,12 +352,15 @@ impl Shared {
 
     /// Closes TCP connections that have been idle for too long. Called once a second.
     pub(crate) fn close_idle(&self) {
-        let timeout = self.live.idle_timeout_secs();
-        if timeout == 0 {
-            return;
+        if let Some(since) = self.idle_since() {
+            self.connections.close_idle(since);
         }
-        let since = self.clock.now_secs().saturating_sub(timeout);
-        self.idle_kicks.fetch_add(self.connections.close_idle(since), Ordering::Relaxed);
+    }
+
+    /// Returns the second before which an idle connection was last active; `None` without a limit.
+    pub(crate) fn idle_since(&self) -> Option<u32> {
+        let timeout = self.live.idle_timeout_secs();
+        (timeout > 0).then(|| self.clock.now_secs().saturating_sub(timeout))
     }
 
     /// Returns the number of connections refused since the last reset.

@@ -169,8 +169,17 @@ pub(super) struct MissRatios {
 }
 
 impl MissRatios {
-    pub(super) fn new(shared: &Shared) -> MissRatios {
-        MissRatios { curves: all_curves(shared), item_shape: shared.kv.item_shape(ITEMS_LOOKED_AT) }
+    /// Returns the document; `None` once another process has the items.
+    pub(super) fn new(shared: &Shared) -> Option<MissRatios> {
+        let curves = all_curves(shared);
+        // The other process writes the items' memory, about which this process's index says nothing.
+        let is_handed_over = shared.is_handed_over.lock();
+        if *is_handed_over {
+            return None;
+        }
+        let item_shape = shared.kv.item_shape(ITEMS_LOOKED_AT);
+        drop(is_handed_over);
+        Some(MissRatios { curves, item_shape })
     }
 }
 
@@ -222,6 +231,29 @@ pub(super) fn collect(shared: &Shared, into: &mut Families) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::connections::CommandQueue;
+    use crate::process::Logging;
+    use crate::settings::Settings;
+    use crate::shared::clock::ServerClock;
+    use crate::telemetry::watch::Watch;
+    use cached_core::kv::{Kv, KvConfig};
+    use std::sync::Arc;
+
+    #[test]
+    fn items_that_another_process_has_are_not_looked_at() {
+        let settings = Settings { threads: 1, memory_bytes: 16 << 20, ..Settings::default() };
+        let clock = ServerClock::new();
+        let config =
+            KvConfig { arena_bytes: settings.memory_bytes, clock: clock.ticks(), ..KvConfig::default() };
+        let kv = Kv::new(config).expect("a store");
+        kv.set(b"k", b"v").expect("space");
+        let watch = Arc::new(Watch::new(1 << 16, 1 << 16).expect("a descriptor"));
+        let queues = [CommandQueue::new().expect("a descriptor")];
+        let shared = Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into());
+        assert_eq!(MissRatios::new(&shared).map(|document| document.item_shape.sampled), Some(1));
+        *shared.is_handed_over.lock() = true;
+        assert!(MissRatios::new(&shared).is_none());
+    }
 
     #[test]
     fn names_of_different_bytes_look_different() {

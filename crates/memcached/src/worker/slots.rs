@@ -7,6 +7,7 @@ use crate::connections::AcceptedConnection;
 use crate::stream::{Readiness, Socket, TlsStream};
 use rustix::event::epoll;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 /// A connection and its socket. The slot takes two cache lines, the only ones of a connection that
 /// a wake-up touches.
@@ -79,11 +80,19 @@ impl Worker {
 
     /// Closes a connection if that was requested.
     pub(super) fn check(&mut self, number: usize) {
-        if let Some(Some(slot)) = self.slots.get(number)
-            && slot.connection.info.is_close_requested()
-        {
-            self.close_slot(number);
+        let Some(Some(slot)) = self.slots.get(number) else { return };
+        let info = &slot.connection.info;
+        if !info.is_close_requested() {
+            return;
         }
+        if info.is_timed_out() {
+            // A request may have arrived before this worker got to its commands.
+            if !self.shared.idle_since().is_some_and(|since| info.is_idle(since)) {
+                return info.keep_open();
+            }
+            self.shared.idle_kicks.fetch_add(1, Ordering::Relaxed);
+        }
+        self.close_slot(number);
     }
 
     /// Removes a connection from the table and closes its socket.
@@ -114,5 +123,62 @@ impl Worker {
             drop(slot);
             self.list_lanes();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connections::{CommandQueue, ConnInfo, Endpoints};
+    use crate::process::Logging;
+    use crate::settings::Settings;
+    use crate::shared::Shared;
+    use crate::shared::clock::ServerClock;
+    use crate::telemetry::watch::Watch;
+    use cached_core::kv::{Kv, KvConfig};
+    use std::io::{Read, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_connection_that_has_become_active_is_not_closed_as_idle() {
+        let settings =
+            Settings { threads: 1, memory_bytes: 16 << 20, idle_timeout_secs: 10, ..Settings::default() };
+        let clock = ServerClock::new();
+        clock.pause(true);
+        let config =
+            KvConfig { arena_bytes: settings.memory_bytes, clock: clock.ticks(), ..KvConfig::default() };
+        let kv = Kv::new(config).expect("a store");
+        let watch = Arc::new(Watch::new(1 << 16, 1 << 16).expect("a descriptor"));
+        let queues = [CommandQueue::new().expect("a descriptor")];
+        let shared = Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into());
+        let shared = Arc::new(shared);
+        let mut worker = Worker::new(0, shared.clone()).expect("descriptors");
+        let (near, mut far) = UnixStream::pair().expect("sockets");
+        near.set_nonblocking(true).unwrap();
+        let endpoints = Endpoints::Tcp { peer: ([127, 0, 0, 1], 1).into(), local: None };
+        let info = ConnInfo::new(near.as_raw_fd(), endpoints, None, 0, shared.clock.now_secs());
+        let info = shared.connections.add(info);
+        let socket = near.into();
+        worker.open_slot(AcceptedConnection { socket, info: info.clone(), tls: None, handed: None });
+
+        shared.clock.shift(11);
+        shared.close_idle();
+        assert!(info.is_close_requested());
+        far.write_all(b"mn\r\n").unwrap();
+        worker.serve(0, None);
+        worker.run_commands();
+        let mut reply = [0; 4];
+        far.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply, b"MN\r\n");
+        assert!(worker.slots[0].is_some() && !info.is_close_requested() && !info.is_timed_out());
+        assert_eq!(shared.idle_kicks.load(Ordering::Relaxed), 0);
+
+        shared.clock.shift(11);
+        shared.close_idle();
+        worker.run_commands();
+        assert!(worker.slots[0].is_none());
+        assert_eq!(shared.idle_kicks.load(Ordering::Relaxed), 1);
     }
 }

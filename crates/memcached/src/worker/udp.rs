@@ -2,9 +2,10 @@
 //! datagram.
 //!
 //! All workers wait for all UDP sockets, and whichever worker is free reads. A datagram with an
-//! incomplete request is dropped, as is one that is part of a request of several datagrams. A reply
-//! is sent in as many datagrams as it needs, up to a limit: the sender's address may be forged, and
-//! the bytes sent to it should not be many times the bytes received.
+//! incomplete request is dropped, as is one that is part of a request of several datagrams, or for
+//! whose value there is no memory. A reply is sent in as many datagrams as it needs, up to a limit:
+//! the sender's address may be forged, and the bytes sent to it should not be many times the bytes
+//! received.
 
 use super::Worker;
 use crate::conn::{Connection, DriveResult, WorkerContext};
@@ -138,6 +139,7 @@ impl Worker {
             connection.join_ring(ring.lanes(self.index).next_tag());
         }
         loop {
+            let (unread, needs_input) = (io.request.len(), connection.needs_input());
             let mut context = WorkerContext {
                 shared: &self.shared,
                 counters,
@@ -154,6 +156,12 @@ impl Worker {
             // The request cannot be deferred, so it is refused like one whose reply is too large.
             if self.work.is_used_up() {
                 io.is_too_large = true;
+                break;
+            }
+            // There is no memory for the value. It may be this worker that has to close the connections
+            // that hold the memory, so the datagram is dropped here; the client retries.
+            if needs_input && io.request.len() == unread {
+                counters.udp_dropped.bump();
                 break;
             }
         }

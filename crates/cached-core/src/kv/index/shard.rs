@@ -211,7 +211,10 @@ impl Shard {
             Some(next + steps * self.cas_step)
         };
         // Nothing changes if the next value is above already.
-        let _ = self.counters.cas.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raised);
+        if self.counters.cas.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raised).is_ok() {
+            // Imported items have values up to `at_least`, also if this process never assigns another.
+            self.raise_cas_bound(at_least);
+        }
     }
 
     /// Returns the next CAS value.

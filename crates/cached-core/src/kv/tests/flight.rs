@@ -30,6 +30,22 @@ fn an_error_is_returned_and_nothing_is_stored() {
     assert_eq!(kv.try_get_or_insert_with(b"k", || Ok::<_, ()>("yes")), Ok(b"yes".to_vec()));
 }
 
+/// `make` may have read what it makes the value of before the other value was stored.
+#[test]
+fn a_value_that_is_stored_meanwhile_stays_and_is_returned() {
+    let (kv, _) = store(8 << 20, 1 << 20);
+    for made in [value_of(1, 4), value_of(1, 600_000)] {
+        let got = kv.get_or_insert_with(b"k", || {
+            kv.set(b"k", b"newer").unwrap();
+            made
+        });
+        assert_eq!(got, b"newer");
+        assert_eq!(kv.get(b"k").unwrap(), b"newer");
+        assert!(kv.remove(b"k"));
+    }
+    kv.validate();
+}
+
 #[test]
 fn a_value_that_cannot_be_stored_is_returned() {
     let (kv, _) = store(8 << 20, 1 << 10);

@@ -155,7 +155,10 @@ fn add_insight_routes(admin: &AdminServer, shared: &Arc<Shared>) {
             None => Response::failure(503, "the server has ended"),
         });
     };
-    add("/mrc.json", |shared, _| Response::json(&MissRatios::new(shared)));
+    add("/mrc.json", |shared, _| match MissRatios::new(shared) {
+        Some(document) => Response::json(&document),
+        None => Response::failure(503, "another process has taken over"),
+    });
     add("/hot.json", |shared, request| match hot_count(request) {
         Ok(count) => Response::json(&insight::hot_document(shared, count, request.has_token)),
         Err(refused) => *refused,

@@ -3,7 +3,9 @@
 use super::*;
 use crate::arena::ArenaFileError;
 use crate::kv::tests::value_of;
-use crate::kv::{DeleteOptions, KvConfigError, StoreMode, StoreOptions, StoreOutcome, policy};
+use crate::kv::{
+    DeleteOptions, ImportOptions, Imported, KvConfigError, StoreMode, StoreOptions, StoreOutcome, policy,
+};
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 
@@ -414,6 +416,22 @@ fn no_cas_value_is_given_twice() {
     };
     let stored = kv.compare_and_set(b"k", b"w", highest);
     assert!(stored.is_ok());
+}
+
+/// A process that is killed before it assigns a value of its own leaves imported items behind.
+#[test]
+fn no_imported_cas_value_is_given_again() {
+    const IMPORTED: u64 = 1 << 40;
+    let lab = Lab::new();
+    let (kv, _) = open(&lab.path());
+    let options = ImportOptions { cas: IMPORTED, ..ImportOptions::default() };
+    assert_eq!(kv.import(b"k", kv.hash(b"k"), b"v", &options), Ok(Imported::Stored));
+    kv.raise_cas(IMPORTED);
+    let (again, _) = open(&lab.copy(&kv));
+    assert_eq!(again.get_with_cas(b"k"), Some((b"v".to_vec(), IMPORTED)));
+    for shard in again.inner.index.shards() {
+        assert!(shard.next_cas() > IMPORTED);
+    }
 }
 
 /// CAS values assigned since a bound was recorded are below the next bound, even if very many have
