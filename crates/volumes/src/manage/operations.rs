@@ -217,14 +217,30 @@ impl Volumes {
     /// `Invalid` if the settings have a different object size.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
         settings.check()?;
+        self.set_with(name, |_| Ok(settings)).await
+    }
+
+    /// Changes a volume's settings as [`Self::set`] does, to those that `change` makes of the
+    /// current ones. Nothing else changes the settings in between.
+    ///
+    /// # Errors
+    /// The errors of [`Self::set`] and of `change`.
+    pub async fn set_with(
+        &self,
+        name: &str,
+        change: impl FnOnce(Settings) -> Result<Settings>,
+    ) -> Result<()> {
         let volume = self.find(name).await?;
         // The volume's limits are not applied, because they may be the mistake to correct.
         let lease = self.lease_unused(volume).await?;
         let before = lease.inner.settings;
-        let result = match lease.inner.set(settings).await {
-            Ok(()) => replace_limits(&self.pool, volume, &before, &settings).await,
-            error => error,
+        let set = async {
+            let settings = change(before)?;
+            settings.check()?;
+            lease.inner.set(settings).await?;
+            replace_limits(&self.pool, volume, &before, &settings).await
         };
+        let result = set.await;
         lease.end(result).await
     }
 
