@@ -51,6 +51,8 @@ pub struct Volumes {
     open: Mutex<HashMap<VolumeId, Arc<Inner>>>,
     /// Serialises opening, closing and attached operations, separately for each volume.
     operation_locks: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
+    /// Held by a check that repairs.
+    pub(crate) repairing: AsyncMutex<()>,
 }
 
 impl Volumes {
@@ -97,6 +99,7 @@ impl Volumes {
             writer: WriterId::random(),
             open: Mutex::default(),
             operation_locks: Mutex::default(),
+            repairing: AsyncMutex::default(),
         })
     }
 

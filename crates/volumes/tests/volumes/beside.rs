@@ -105,6 +105,52 @@ fn a_volume_that_is_made_while_a_check_runs_stays() {
 }
 
 #[test]
+fn a_volume_that_is_made_while_a_check_runs_and_cannot_be_deleted_stays() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    // The check has listed the names, and looks for deleted volumes next.
+    let mut lists = 0;
+    store.rule(move |call| {
+        lists += u32::from(call.op == Op::List);
+        if call.op == Op::List && lists == 2 { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut check = Box::pin(volumes.check(true));
+    assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
+    store.pass();
+    create(&volumes, "b");
+    stored(&volumes, "b", b"two");
+    // The deletion is recorded, but the volume keeps its name.
+    store.rule(|call| match is_change_of(call, "vol", "v/b") {
+        true => Verdict::Fail(blocker::Error::Retryable("busy".into())),
+        false => Verdict::Pass,
+    });
+    let failed = block_on(volumes.delete("b"));
+    assert!(matches!(failed, Err(Error::Io(blocker::Error::Retryable(_)))), "{failed:?}");
+    store.pass();
+    store.answer_all();
+    block_on(check).unwrap();
+    assert_eq!(found(&volumes, "b"), b"two");
+    assert_eq!(block_on(volumes.check(true)).unwrap().problems, []);
+}
+
+#[test]
+fn two_repairs_run_one_after_the_other() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    store.rule(|call| if call.op == Op::List { Verdict::Hold } else { Verdict::Pass });
+    let mut first = Box::pin(volumes.check(true));
+    assert!(poll_times(first.as_mut(), 1, Duration::ZERO).is_none());
+    let mut second = Box::pin(volumes.check(true));
+    assert!(poll_times(second.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1, "the second one has read nothing yet");
+    store.open();
+    assert_eq!(block_on(first).unwrap().problems, []);
+    assert_eq!(block_on(second).unwrap().problems, []);
+}
+
+#[test]
 fn a_volume_that_a_check_took_for_one_that_was_never_made_is_not_made() {
     for is_clone in [false, true] {
         let store = SteeredStore::new();
