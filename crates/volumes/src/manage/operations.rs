@@ -309,7 +309,7 @@ impl Volumes {
         if self.is_kept(head).await? {
             return Ok(());
         }
-        self.pool.unpublish(name).await?;
+        self.pool.unpublish(name, head.volume).await?;
         Err(Error::Io(blocker::Error::Retryable("a check has removed the volume during its creation".into())))
     }
 
@@ -370,7 +370,7 @@ impl Volumes {
         let lease = self.lease_unused(volume).await?;
         let recorded = async {
             self.pool.add_remains(volume).await?;
-            self.pool.unpublish(name).await
+            self.pool.unpublish(name, volume).await
         };
         if let Err(error) = recorded.await {
             return lease.end(Err(error)).await;
@@ -451,7 +451,7 @@ impl Volumes {
     /// volume has already lost its name by then, [`Self::check`] removes the rest.
     pub async fn delete_damaged(&self, name: &str) -> Result<()> {
         let volume = match self.pool.find_fresh(name).await {
-            Err(Error::Damaged(_)) => return self.pool.unpublish(name).await,
+            Err(Error::Damaged(_)) => return self.pool.unpublish_damaged(name).await,
             found => found?,
         };
         match self.delete(name).await {
@@ -460,11 +460,8 @@ impl Volumes {
         }
         self.check_without_clones(volume).await?;
         self.pool.add_remains(volume).await?;
-        // An earlier attempt to delete the volume may already have removed the name, which may
-        // belong to another volume since.
-        if self.pool.find_fresh(name).await.is_ok_and(|named| named == volume) {
-            self.pool.unpublish(name).await?;
-        }
+        // An earlier attempt to delete the volume may already have removed the name.
+        self.pool.unpublish(name, volume).await?;
         self.wipe(volume).await
     }
 

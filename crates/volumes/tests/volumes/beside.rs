@@ -151,6 +151,29 @@ fn two_repairs_run_one_after_the_other() {
 }
 
 #[test]
+fn a_creation_that_notices_a_deletion_late_leaves_the_name_to_the_next_volume() {
+    let store = SteeredStore::new();
+    let (one, two) = (volumes_of(&store, "one"), volumes_of(&store, "two"));
+    store.rule(|call| {
+        let is_looked_for = call.op == Op::Info
+            && call.object.as_ref().is_some_and(|object| object.name.as_bytes() == b"x/0000001");
+        if is_looked_for { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut made = Box::pin(one.create("c", 8 * OBJECT, objects_of(OBJECT)));
+    assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1);
+    store.pass();
+    block_on(two.delete("c")).unwrap();
+    create(&two, "c");
+    stored(&two, "c", b"two");
+    store.answer_all();
+    let made = block_on(made);
+    assert!(matches!(made, Err(Error::Io(blocker::Error::Retryable(_)))), "{made:?}");
+    assert_eq!(names(&two), ["c"]);
+    assert_eq!(found(&two, "c"), b"two");
+}
+
+#[test]
 fn a_volume_that_a_check_took_for_one_that_was_never_made_is_not_made() {
     for is_clone in [false, true] {
         let store = SteeredStore::new();
