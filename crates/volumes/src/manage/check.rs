@@ -134,7 +134,11 @@ impl Volumes {
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
-        let checked = self.check_leased(&mut report, &leases, &named, repair).await;
+        let checked = async {
+            remove_clone_snapshots(&mut report, &leases, repair).await?;
+            self.check_leased(&mut report, &leases, &named, repair).await
+        };
+        let checked = checked.await;
         end_all(leases, checked).await?;
         // With a damaged catalog, a volume whose name cannot be read would be mistaken for one that
         // was never created.
@@ -434,6 +438,27 @@ impl Volumes {
             finished => finished,
         }
     }
+}
+
+/// Removes the snapshots of clones whose creation did not end. A creation that is in progress notices
+/// it.
+async fn remove_clone_snapshots(
+    report: &mut Report,
+    leases: &[(VolumeId, Lease)],
+    repair: bool,
+) -> Result<()> {
+    for (volume, lease) in leases {
+        let head = lease.inner.head().await;
+        for node in head.nodes.iter().filter(|node| node.is_for_clone()) {
+            report
+                .note(ProblemKind::Leftover, format!("a snapshot of {volume} for a clone that was not made"));
+            if repair {
+                lease.inner.delete_snapshot(&node.name).await?;
+                report.repaired += 1;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn name_of(named: &HashMap<VolumeId, String>, volume: VolumeId) -> String {

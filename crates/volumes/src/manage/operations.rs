@@ -7,7 +7,7 @@ use blocker::Condition;
 use crate::catalog::{check_new_name, now_unix_seconds};
 use crate::error::{Error, Result};
 use crate::format::entry::{Kind, VolumeId};
-use crate::format::{Head, Origin};
+use crate::format::{Head, Node, Origin};
 use crate::manage::attach::{Access, attach, attach_below, check_owner, claim, look};
 use crate::manage::{Volumes, check_size};
 use crate::settings::{Fencing, Settings};
@@ -261,11 +261,21 @@ impl Volumes {
             None => {
                 // A snapshot only for the clone: it loses its name immediately, and disappears with
                 // the clone.
-                let snapshot = format!("for clone {clone}");
-                self.snapshot(name, &snapshot).await?;
+                let snapshot = Node::name_for_clone(clone);
+                let volumes = [origin];
+                steadily(|| self.snapshot_leased(&volumes, &snapshot)).await?;
                 let cloned = self.clone_as(origin, &snapshot, new, clone).await;
-                let unnamed = self.delete_snapshot(name, &snapshot).await;
-                cloned.and(unnamed)
+                match self.delete_snapshot(name, &snapshot).await {
+                    // A check has removed the name.
+                    Err(Error::NoSuchSnapshot(_)) => {}
+                    unnamed => return cloned.and(unnamed),
+                }
+                match cloned {
+                    Err(Error::NoSuchSnapshot(_)) => Err(Error::Io(blocker::Error::Retryable(
+                        "a check has removed the clone's snapshot during the creation".into(),
+                    ))),
+                    cloned => cloned,
+                }
             }
         }
     }

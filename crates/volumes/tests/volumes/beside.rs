@@ -305,3 +305,31 @@ fn a_check_goes_on_to_other_volumes_where_a_page_or_root_of_one_is_corrupt() {
         assert_eq!(found(&volumes, "a"), b"new");
     }
 }
+
+#[test]
+fn a_clone_that_a_crash_cuts_short_leaves_no_snapshot_that_is_shown() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    store.rule(|call| {
+        let is_mark = call.op == Op::WriteFull
+            && call.object.as_ref().is_some_and(|object| object.name.as_bytes().starts_with(b"c/"));
+        if is_mark { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut clone = Box::pin(volumes.clone_volume("a", None, "b"));
+    assert!(poll_times(clone.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1);
+    store.pass();
+    drop(clone);
+    drop(volumes);
+    let volumes = volumes_of(&store, "one");
+    let shown = block_on(volumes.snapshots("a")).unwrap();
+    assert_eq!(shown.iter().map(|snapshot| snapshot.name.as_str()).collect::<Vec<_>>(), ["s"]);
+    assert_eq!(block_on(volumes.info("a")).unwrap().snapshots, 1);
+    let report = block_on(volumes.check(true)).unwrap();
+    assert_eq!(report.problems.first().map(|problem| problem.kind), Some(ProblemKind::Leftover));
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+    block_on(volumes.clone_volume("a", None, "b")).unwrap();
+    assert_eq!(found(&volumes, "b"), b"new");
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
