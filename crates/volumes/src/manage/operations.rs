@@ -124,8 +124,9 @@ impl Volumes {
     /// acknowledged change, no other snapshot has a change that began later.
     ///
     /// # Errors
-    /// The errors of [`Self::snapshot`]. Either all volumes have the snapshot or none, unless the
-    /// store fails while an incomplete snapshot is undone.
+    /// The errors of [`Self::snapshot`]. Either all volumes have the snapshot or none. If the store
+    /// fails while an incomplete snapshot is undone, the next operation on each volume undoes it,
+    /// unless this process ends before.
     pub async fn snapshot_together(&self, names: &[&str], snapshot: &str) -> Result<()> {
         check_new_name(snapshot)?;
         if names.len() > TOGETHER_MAX {
