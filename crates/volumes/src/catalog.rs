@@ -96,8 +96,14 @@ impl Pool {
 
     /// Removes a record, if it exists; the removal is *stored* when this returns.
     async fn remove_record(&self, object: ObjectId) -> Result<()> {
+        self.remove_record_if(object, Condition::None).await
+    }
+
+    /// Removes a record as [`Self::remove_record`] does, on a condition.
+    async fn remove_record_if(&self, object: ObjectId, condition: Condition) -> Result<()> {
         let durability = Durability::Stored.min(self.capabilities.durability_max);
-        match self.store.delete(DeleteRequest::new(object.clone()).durability(durability)).await {
+        let request = DeleteRequest::new(object.clone()).durability(durability).condition(condition);
+        match self.store.delete(request).await {
             Ok(reply) if reply.durability < Durability::Stored => {
                 self.store.flush(FlushRequest::new(Scope::Object(object))).await?;
                 Ok(())
@@ -182,7 +188,29 @@ impl Pool {
         }
     }
 
-    pub(crate) async fn unpublish(&self, name: &str) -> Result<()> {
+    /// Takes its name from a volume. If another volume has the name by now, it keeps it.
+    pub(crate) async fn unpublish(&self, name: &str, volume: VolumeId) -> Result<()> {
+        let object = self.name_object(name);
+        for _ in 0..TRIES {
+            self.invalidate(Scope::Object(object.clone())).await?;
+            let (bytes, version) = match self.get(object.clone()).await {
+                Ok(found) => found,
+                Err(Store::Missing) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            if decode_number(&bytes.to_vec()).is_ok_and(|named| named != volume) {
+                return Ok(());
+            }
+            match self.remove_record_if(object.clone(), Condition::Version(version)).await {
+                Err(Error::Io(Store::ConditionFailed { .. })) => {}
+                removed => return removed,
+            }
+        }
+        Err(Error::Io(Store::Retryable(format!("the volume {name:?} is being changed by others").into())))
+    }
+
+    /// Removes the damaged record of a name.
+    pub(crate) async fn unpublish_damaged(&self, name: &str) -> Result<()> {
         self.remove_record(self.name_object(name)).await
     }
 

@@ -125,8 +125,10 @@ impl VolumeRequest {
                 resize(&managed, &name, size_bytes, shrink).await?;
             }
             VolumeRequest::Set { name, settings } => {
-                let after = changed(volumes.info(&name).await?.settings, &settings)?;
-                exports.while_unused(&name, volumes.set(&name, after)).await?;
+                let change = |before| changed(before, &settings).map_err(|wrong| Error::Invalid(wrong.line));
+                // A mistake is reported as such, even if the volume is in use.
+                changed(Settings::default(), &settings)?;
+                exports.while_unused(&name, volumes.set_with(&name, change)).await?;
             }
             VolumeRequest::Delete { name, damaged } => {
                 exports.while_unused(&name, delete(&managed, &name, damaged)).await?;

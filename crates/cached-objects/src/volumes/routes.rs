@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinError, JoinHandle};
@@ -216,7 +216,17 @@ impl Table {
 impl Jobs {
     /// Returns a set of jobs that run in this runtime.
     pub(super) fn new(runtime: Handle) -> Jobs {
-        Jobs { shared: Arc::default(), runtime }
+        Jobs::begun_at(SystemTime::now(), runtime)
+    }
+
+    /// Returns a set of jobs whose numbers begin with a time in milliseconds, so that a client which
+    /// asks for a job of an earlier process is not told of another job. There are fewer jobs than
+    /// milliseconds, so no number is used twice.
+    fn begun_at(time: SystemTime, runtime: Handle) -> Jobs {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let last = u64::try_from(since.as_millis()).unwrap_or(0);
+        let table = Mutex::new(Table { last, ..Table::default() });
+        Jobs { shared: Arc::new(Shared { table, ended: Notify::default() }), runtime }
     }
 
     /// Runs a job. Returns its outcome, or its number if it takes long.
@@ -430,7 +440,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_job_that_takes_long_has_a_number_and_its_outcome_is_kept() {
-        let jobs = Jobs::new(Handle::current());
+        let jobs = Jobs::begun_at(UNIX_EPOCH, Handle::current());
         let quick = jobs.run(|_| async { Ok(json!({ "a": 1 })) }).await;
         assert_eq!(quick, Answer::Outcome(Ok(json!({ "a": 1 }))));
         let (finish, finished) = oneshot::channel::<()>();
@@ -454,7 +464,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_goes_away_frees_the_place_of_what_it_reads() {
-        let jobs = Jobs::new(Handle::current());
+        let jobs = Jobs::begun_at(UNIX_EPOCH, Handle::current());
         for only_reads in [true, false] {
             let work = Box::pin(std::future::pending());
             let mut waiting = Box::pin(jobs.run_for(WAIT_MAX, Arc::default(), work, only_reads));
@@ -472,10 +482,28 @@ mod tests {
 
     #[tokio::test]
     async fn what_does_not_end_is_aborted() {
-        let jobs = Jobs::new(Handle::current());
+        let jobs = Jobs::begun_at(UNIX_EPOCH, Handle::current());
         let stuck = jobs.run_for(Duration::ZERO, Arc::default(), Box::pin(std::future::pending()), true);
         assert_eq!(stuck.await, Answer::UnderWay(1));
         assert_eq!((jobs.close(Duration::ZERO).await, jobs.running()), (1, 0));
         assert_eq!(jobs.state(1).expect("known")["state"], "failed");
+    }
+
+    #[tokio::test]
+    async fn the_number_of_a_job_of_an_earlier_process_names_no_other_job() {
+        let begin = UNIX_EPOCH + Duration::from_secs(1_000);
+        let [before, after] =
+            [begin, begin + Duration::from_secs(1)].map(|time| Jobs::begun_at(time, Handle::current()));
+        let mut numbers = Vec::new();
+        for jobs in [&before, &after] {
+            let stuck = jobs.run_for(Duration::ZERO, Arc::default(), Box::pin(std::future::pending()), false);
+            let Answer::UnderWay(number) = stuck.await else { panic!("it does not end") };
+            numbers.push(number);
+        }
+        assert!(before.state(numbers[0]).is_some() && after.state(numbers[1]).is_some());
+        assert_eq!(after.state(numbers[0]), None);
+        for jobs in [before, after] {
+            assert_eq!(jobs.close(Duration::ZERO).await, 1);
+        }
     }
 }

@@ -149,6 +149,12 @@ impl VolumeLock {
         users
     }
 
+    /// Keeps a volume without a connection whose handover has failed after the release, so that
+    /// another call completes the handover.
+    pub(crate) fn keep(&mut self, volume: Volume) {
+        *self.held = Some(Held { volume, users: Weak::new(), releaser: Weak::new() });
+    }
+
     /// Forgets a released volume.
     pub(crate) fn forget(&mut self) {
         *self.held = None;
@@ -189,7 +195,8 @@ impl VolumeLock {
     async fn release_unused(&mut self, stored: Result<()>) -> bool {
         let is_used = self.users() > 0;
         let Some(held) = &mut *self.held else { return true };
-        if is_used {
+        // A volume is kept if its handover has yet to be completed by another call.
+        if is_used || held.volume.is_handed_over() {
             held.releaser = Weak::new();
             return true;
         }

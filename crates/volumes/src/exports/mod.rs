@@ -105,7 +105,8 @@ impl VolumeExports {
     /// Afterwards only the owner named `to` can attach the volume, and can do so at once.
     ///
     /// # Errors
-    /// The errors of [`crate::Volume::hand_over`], and those of attaching the volume.
+    /// The errors of [`crate::Volume::hand_over`], and those of attaching the volume. A repeated call
+    /// for the same owner completes an earlier one.
     pub async fn hand_over(&self, name: &str, to: &str) -> Result<()> {
         let mut lock = self.table.lock(name).await;
         let volume = match lock.volume().filter(|volume| volume.is_handed_over()) {
@@ -122,8 +123,10 @@ impl VolumeExports {
             }
             Err(error) => {
                 // The volume was attached only for the handover.
-                if lock.volume().is_none() {
-                    volume.close().await?;
+                match lock.volume() {
+                    None if volume.is_handed_over() => lock.keep(volume),
+                    None => volume.close().await?,
+                    Some(_) => {}
                 }
                 Err(error)
             }

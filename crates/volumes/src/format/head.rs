@@ -51,6 +51,27 @@ pub(crate) struct Node {
     pub(crate) name: String,
 }
 
+/// The beginning of the names of snapshots that exist only while a clone is made. No other snapshot
+/// has such a name, because "/" is not allowed in names.
+const FOR_CLONE: &str = "clone/";
+
+impl Node {
+    /// Returns the name of the snapshot from which this clone is made.
+    pub(crate) fn name_for_clone(clone: VolumeId) -> String {
+        format!("{FOR_CLONE}{clone}")
+    }
+
+    /// Returns whether the snapshot exists only while a clone is made from it.
+    pub(crate) fn is_for_clone(&self) -> bool {
+        self.name.starts_with(FOR_CLONE)
+    }
+
+    /// Returns whether users see the snapshot.
+    pub(crate) fn is_shown(&self) -> bool {
+        !self.name.is_empty() && !self.is_for_clone()
+    }
+}
+
 /// A log of a volume's overlays: of writes to objects that are not copied yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OverlayLog {

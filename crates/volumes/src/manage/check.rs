@@ -85,11 +85,17 @@ impl Volumes {
     /// owner has ended without releasing a volume; with `repair`, every volume that is not open is
     /// attached. Other owners' volumes are skipped. This and other owners may create, clone and
     /// delete volumes at the same time; a creation that coincides with the check may fail with
-    /// `Retryable`. Only one check at a time may repair.
+    /// `Retryable`. Only one owner at a time may check with `repair`; here a second such check waits
+    /// for the first.
     ///
     /// # Errors
     /// See [`Volumes`]. Problems with volumes are not errors; they are in the report.
     pub async fn check(&self, repair: bool) -> Result<Report> {
+        // Two repairs would withdraw deletions that the other one has recorded.
+        let _alone = match repair {
+            true => Some(self.repairing.lock().await),
+            false => None,
+        };
         steadily(|| self.check_once(repair)).await
     }
 
@@ -128,7 +134,11 @@ impl Volumes {
                 Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
             }
         }
-        let checked = self.check_leased(&mut report, &leases, &named, repair).await;
+        let checked = async {
+            remove_clone_snapshots(&mut report, &leases, repair).await?;
+            self.check_leased(&mut report, &leases, &named, repair).await
+        };
+        let checked = checked.await;
         end_all(leases, checked).await?;
         // With a damaged catalog, a volume whose name cannot be read would be mistaken for one that
         // was never created.
@@ -244,10 +254,17 @@ impl Volumes {
         remains: &[VolumeId],
         repair: bool,
     ) -> Result<()> {
+        let mut named: HashSet<VolumeId> = named.keys().copied().collect();
+        if !remains.is_empty() {
+            // A volume that was created after the names were read, and whose deletion has failed
+            // after its record, has a name.
+            self.pool.refresh_catalog().await?;
+            named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
+        }
         for volume in remains {
             let (head, is_named) = match self.pool.head(*volume).await {
-                Ok((head, _)) => (Some(head), named.contains_key(volume)),
-                Err(Error::Damaged(_)) => (None, named.contains_key(volume)),
+                Ok((head, _)) => (Some(head), named.contains(volume)),
+                Err(Error::Damaged(_)) => (None, named.contains(volume)),
                 Err(error) => return Err(error),
             };
             let is_kept = match &head {
@@ -276,7 +293,6 @@ impl Volumes {
         // Volumes created or deleted since are read again. The names are read first, because a
         // deletion records the volume before it removes its name.
         self.pool.refresh_catalog().await?;
-        let mut named: HashSet<VolumeId> = named.keys().copied().collect();
         named.extend(self.pool.names().await?.into_iter().map(|(_, volume)| volume));
         let mut deleted: HashSet<VolumeId> = remains.iter().copied().collect();
         deleted.extend(self.pool.remains().await?);
@@ -422,6 +438,27 @@ impl Volumes {
             finished => finished,
         }
     }
+}
+
+/// Removes the snapshots of clones whose creation did not end. A creation that is in progress notices
+/// it.
+async fn remove_clone_snapshots(
+    report: &mut Report,
+    leases: &[(VolumeId, Lease)],
+    repair: bool,
+) -> Result<()> {
+    for (volume, lease) in leases {
+        let head = lease.inner.head().await;
+        for node in head.nodes.iter().filter(|node| node.is_for_clone()) {
+            report
+                .note(ProblemKind::Leftover, format!("a snapshot of {volume} for a clone that was not made"));
+            if repair {
+                lease.inner.delete_snapshot(&node.name).await?;
+                report.repaired += 1;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn name_of(named: &HashMap<VolumeId, String>, volume: VolumeId) -> String {

@@ -51,6 +51,8 @@ pub struct Volumes {
     open: Mutex<HashMap<VolumeId, Arc<Inner>>>,
     /// Serialises opening, closing and attached operations, separately for each volume.
     operation_locks: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
+    /// Held by a check that repairs.
+    pub(crate) repairing: AsyncMutex<()>,
 }
 
 impl Volumes {
@@ -97,6 +99,7 @@ impl Volumes {
             writer: WriterId::random(),
             open: Mutex::default(),
             operation_locks: Mutex::default(),
+            repairing: AsyncMutex::default(),
         })
     }
 
@@ -222,7 +225,7 @@ impl Volumes {
             Ok(None) | Err(Error::Damaged(_)) => return Ok(OriginInfo { volume, snapshot: None }),
             Err(error) => return Err(error),
         };
-        let snapshot = head.node(origin.node).filter(|node| !node.name.is_empty());
+        let snapshot = head.node(origin.node).filter(|node| node.is_shown());
         Ok(OriginInfo { volume, snapshot: snapshot.map(|node| node.name.clone()) })
     }
 
@@ -232,10 +235,10 @@ impl Volumes {
     /// See [`Volumes`]; `NoSuchVolume`.
     pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>> {
         let head = self.current_head(self.find(name).await?).await?;
-        let named = head.nodes.iter().filter(|node| !node.name.is_empty());
+        let named = head.nodes.iter().filter(|node| node.is_shown());
         let snapshots = named.map(|node| {
             let mut parent = head.node(node.parent);
-            while let Some(nameless) = parent.filter(|parent| parent.name.is_empty()) {
+            while let Some(nameless) = parent.filter(|parent| !parent.is_shown()) {
                 parent = head.node(nameless.parent);
             }
             SnapshotInfo {
@@ -290,7 +293,7 @@ fn info(name: String, head: &Head) -> VolumeInfo {
         size_bytes: head.size_bytes,
         object_bytes: head.object_bytes,
         owner: head.owner.as_ref().map(|owner| owner.name.clone()),
-        snapshots: head.nodes.iter().filter(|node| !node.name.is_empty()).count(),
+        snapshots: head.nodes.iter().filter(|node| node.is_shown()).count(),
         is_clone: head.origin.is_some(),
         origin: None,
         settings: head.settings,

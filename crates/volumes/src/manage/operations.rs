@@ -7,7 +7,7 @@ use blocker::Condition;
 use crate::catalog::{check_new_name, now_unix_seconds};
 use crate::error::{Error, Result};
 use crate::format::entry::{Kind, VolumeId};
-use crate::format::{Head, Origin};
+use crate::format::{Head, Node, Origin};
 use crate::manage::attach::{Access, attach, attach_below, check_owner, claim, look};
 use crate::manage::{Volumes, check_size};
 use crate::settings::{Fencing, Settings};
@@ -124,8 +124,9 @@ impl Volumes {
     /// acknowledged change, no other snapshot has a change that began later.
     ///
     /// # Errors
-    /// The errors of [`Self::snapshot`]. Either all volumes have the snapshot or none, unless the
-    /// store fails while an incomplete snapshot is undone.
+    /// The errors of [`Self::snapshot`]. Either all volumes have the snapshot or none. If the store
+    /// fails while an incomplete snapshot is undone, the next operation on each volume undoes it,
+    /// unless this process ends before.
     pub async fn snapshot_together(&self, names: &[&str], snapshot: &str) -> Result<()> {
         check_new_name(snapshot)?;
         if names.len() > TOGETHER_MAX {
@@ -217,14 +218,30 @@ impl Volumes {
     /// `Invalid` if the settings have a different object size.
     pub async fn set(&self, name: &str, settings: Settings) -> Result<()> {
         settings.check()?;
+        self.set_with(name, |_| Ok(settings)).await
+    }
+
+    /// Changes a volume's settings as [`Self::set`] does, to those that `change` makes of the
+    /// current ones. Nothing else changes the settings in between.
+    ///
+    /// # Errors
+    /// The errors of [`Self::set`] and of `change`.
+    pub async fn set_with(
+        &self,
+        name: &str,
+        change: impl FnOnce(Settings) -> Result<Settings>,
+    ) -> Result<()> {
         let volume = self.find(name).await?;
         // The volume's limits are not applied, because they may be the mistake to correct.
         let lease = self.lease_unused(volume).await?;
         let before = lease.inner.settings;
-        let result = match lease.inner.set(settings).await {
-            Ok(()) => replace_limits(&self.pool, volume, &before, &settings).await,
-            error => error,
+        let set = async {
+            let settings = change(before)?;
+            settings.check()?;
+            lease.inner.set(settings).await?;
+            replace_limits(&self.pool, volume, &before, &settings).await
         };
+        let result = set.await;
         lease.end(result).await
     }
 
@@ -245,11 +262,21 @@ impl Volumes {
             None => {
                 // A snapshot only for the clone: it loses its name immediately, and disappears with
                 // the clone.
-                let snapshot = format!("for clone {clone}");
-                self.snapshot(name, &snapshot).await?;
+                let snapshot = Node::name_for_clone(clone);
+                let volumes = [origin];
+                steadily(|| self.snapshot_leased(&volumes, &snapshot)).await?;
                 let cloned = self.clone_as(origin, &snapshot, new, clone).await;
-                let unnamed = self.delete_snapshot(name, &snapshot).await;
-                cloned.and(unnamed)
+                match self.delete_snapshot(name, &snapshot).await {
+                    // A check has removed the name.
+                    Err(Error::NoSuchSnapshot(_)) => {}
+                    unnamed => return cloned.and(unnamed),
+                }
+                match cloned {
+                    Err(Error::NoSuchSnapshot(_)) => Err(Error::Io(blocker::Error::Retryable(
+                        "a check has removed the clone's snapshot during the creation".into(),
+                    ))),
+                    cloned => cloned,
+                }
             }
         }
     }
@@ -293,7 +320,7 @@ impl Volumes {
         if self.is_kept(head).await? {
             return Ok(());
         }
-        self.pool.unpublish(name).await?;
+        self.pool.unpublish(name, head.volume).await?;
         Err(Error::Io(blocker::Error::Retryable("a check has removed the volume during its creation".into())))
     }
 
@@ -354,7 +381,7 @@ impl Volumes {
         let lease = self.lease_unused(volume).await?;
         let recorded = async {
             self.pool.add_remains(volume).await?;
-            self.pool.unpublish(name).await
+            self.pool.unpublish(name, volume).await
         };
         if let Err(error) = recorded.await {
             return lease.end(Err(error)).await;
@@ -435,7 +462,7 @@ impl Volumes {
     /// volume has already lost its name by then, [`Self::check`] removes the rest.
     pub async fn delete_damaged(&self, name: &str) -> Result<()> {
         let volume = match self.pool.find_fresh(name).await {
-            Err(Error::Damaged(_)) => return self.pool.unpublish(name).await,
+            Err(Error::Damaged(_)) => return self.pool.unpublish_damaged(name).await,
             found => found?,
         };
         match self.delete(name).await {
@@ -444,11 +471,8 @@ impl Volumes {
         }
         self.check_without_clones(volume).await?;
         self.pool.add_remains(volume).await?;
-        // An earlier attempt to delete the volume may already have removed the name, which may
-        // belong to another volume since.
-        if self.pool.find_fresh(name).await.is_ok_and(|named| named == volume) {
-            self.pool.unpublish(name).await?;
-        }
+        // An earlier attempt to delete the volume may already have removed the name.
+        self.pool.unpublish(name, volume).await?;
         self.wipe(volume).await
     }
 

@@ -114,6 +114,24 @@ impl Inner {
         if recorder.frozen.is_some() {
             self.thaw(recorder).await;
         }
+        if let Some(id) = recorder.unwanted {
+            // Boxed, because it is rare and large.
+            Box::pin(self.delete_unwanted(recorder, id)).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a snapshot that other volumes do not have. If the store refuses this, it is tried
+    /// again later, and the volume can be used meanwhile.
+    async fn delete_unwanted(&self, recorder: &mut Recorder, id: u64) -> Result<()> {
+        let name = recorder.head.node(id).map(|node| node.name.clone()).filter(|name| !name.is_empty());
+        if let Some(name) = name
+            && let Err(error) = self.delete_snapshot_named(recorder, &name).await
+        {
+            let is_in_doubt = self.state.lock().in_flight.is_some();
+            return if is_in_doubt { Err(error) } else { Ok(()) };
+        }
+        recorder.unwanted = None;
         Ok(())
     }
 

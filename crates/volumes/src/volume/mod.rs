@@ -93,6 +93,8 @@ pub(crate) struct Recorder {
     frozen: Option<Frozen>,
     /// A head written before the one in flight, if its late write may still be executed.
     earlier: Option<Vec<u8>>,
+    /// A snapshot to delete, because the common snapshot of several volumes has failed.
+    unwanted: Option<u64>,
 }
 
 /// The initial state of an open volume.
@@ -172,8 +174,15 @@ impl Inner {
         let attachment = head.sequence;
         let writer = head.owner.as_ref().map_or(0, |owner| owner.writer);
         let page_versions = HashMap::new();
-        let recorder =
-            Recorder { head, head_version, parent_root, page_versions, frozen: None, earlier: None };
+        let recorder = Recorder {
+            head,
+            head_version,
+            parent_root,
+            page_versions,
+            frozen: None,
+            earlier: None,
+            unwanted: None,
+        };
         Self {
             space,
             object_bytes,

@@ -88,7 +88,10 @@ pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_secon
     };
     for ((volume, recorder), frozen) in volumes.iter().zip(&mut recorders).zip(&frozen) {
         // Every volume is handled, whatever the result of others: the first error is the result.
-        // The next use of a recorder resolves whatever cannot be resolved now.
+        // The next use of a recorder does what cannot be done now.
+        if volumes.len() > 1 {
+            recorder.unwanted = Some(frozen.id);
+        }
         if volume.resolve(recorder).await.is_ok() && recorder.head.node(frozen.id).is_some() {
             let _ = volume.delete_snapshot_named(recorder, name).await;
         }
@@ -222,7 +225,7 @@ impl Inner {
         Ok(())
     }
 
-    async fn delete_snapshot_named(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
+    pub(super) async fn delete_snapshot_named(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
         let mut head = recorder.head.clone();
         let node = head.nodes.iter_mut().find(|node| node.name == name && !name.is_empty());
         node.ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.name.clear();

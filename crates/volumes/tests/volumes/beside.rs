@@ -105,6 +105,75 @@ fn a_volume_that_is_made_while_a_check_runs_stays() {
 }
 
 #[test]
+fn a_volume_that_is_made_while_a_check_runs_and_cannot_be_deleted_stays() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    // The check has listed the names, and looks for deleted volumes next.
+    let mut lists = 0;
+    store.rule(move |call| {
+        lists += u32::from(call.op == Op::List);
+        if call.op == Op::List && lists == 2 { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut check = Box::pin(volumes.check(true));
+    assert!(poll_times(check.as_mut(), 1, Duration::ZERO).is_none());
+    store.pass();
+    create(&volumes, "b");
+    stored(&volumes, "b", b"two");
+    // The deletion is recorded, but the volume keeps its name.
+    store.rule(|call| match is_change_of(call, "vol", "v/b") {
+        true => Verdict::Fail(blocker::Error::Retryable("busy".into())),
+        false => Verdict::Pass,
+    });
+    let failed = block_on(volumes.delete("b"));
+    assert!(matches!(failed, Err(Error::Io(blocker::Error::Retryable(_)))), "{failed:?}");
+    store.pass();
+    store.answer_all();
+    block_on(check).unwrap();
+    assert_eq!(found(&volumes, "b"), b"two");
+    assert_eq!(block_on(volumes.check(true)).unwrap().problems, []);
+}
+
+#[test]
+fn two_repairs_run_one_after_the_other() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    store.rule(|call| if call.op == Op::List { Verdict::Hold } else { Verdict::Pass });
+    let mut first = Box::pin(volumes.check(true));
+    assert!(poll_times(first.as_mut(), 1, Duration::ZERO).is_none());
+    let mut second = Box::pin(volumes.check(true));
+    assert!(poll_times(second.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1, "the second one has read nothing yet");
+    store.open();
+    assert_eq!(block_on(first).unwrap().problems, []);
+    assert_eq!(block_on(second).unwrap().problems, []);
+}
+
+#[test]
+fn a_creation_that_notices_a_deletion_late_leaves_the_name_to_the_next_volume() {
+    let store = SteeredStore::new();
+    let (one, two) = (volumes_of(&store, "one"), volumes_of(&store, "two"));
+    store.rule(|call| {
+        let is_looked_for = call.op == Op::Info
+            && call.object.as_ref().is_some_and(|object| object.name.as_bytes() == b"x/0000001");
+        if is_looked_for { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut made = Box::pin(one.create("c", 8 * OBJECT, objects_of(OBJECT)));
+    assert!(poll_times(made.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1);
+    store.pass();
+    block_on(two.delete("c")).unwrap();
+    create(&two, "c");
+    stored(&two, "c", b"two");
+    store.answer_all();
+    let made = block_on(made);
+    assert!(matches!(made, Err(Error::Io(blocker::Error::Retryable(_)))), "{made:?}");
+    assert_eq!(names(&two), ["c"]);
+    assert_eq!(found(&two, "c"), b"two");
+}
+
+#[test]
 fn a_volume_that_a_check_took_for_one_that_was_never_made_is_not_made() {
     for is_clone in [false, true] {
         let store = SteeredStore::new();
@@ -235,4 +304,32 @@ fn a_check_goes_on_to_other_volumes_where_a_page_or_root_of_one_is_corrupt() {
         assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
         assert_eq!(found(&volumes, "a"), b"new");
     }
+}
+
+#[test]
+fn a_clone_that_a_crash_cuts_short_leaves_no_snapshot_that_is_shown() {
+    let store = SteeredStore::new();
+    let volumes = volumes_of(&store, "one");
+    with_snapshot(&volumes);
+    store.rule(|call| {
+        let is_mark = call.op == Op::WriteFull
+            && call.object.as_ref().is_some_and(|object| object.name.as_bytes().starts_with(b"c/"));
+        if is_mark { Verdict::Hold } else { Verdict::Pass }
+    });
+    let mut clone = Box::pin(volumes.clone_volume("a", None, "b"));
+    assert!(poll_times(clone.as_mut(), 1, Duration::ZERO).is_none());
+    assert_eq!(store.held().len(), 1);
+    store.pass();
+    drop(clone);
+    drop(volumes);
+    let volumes = volumes_of(&store, "one");
+    let shown = block_on(volumes.snapshots("a")).unwrap();
+    assert_eq!(shown.iter().map(|snapshot| snapshot.name.as_str()).collect::<Vec<_>>(), ["s"]);
+    assert_eq!(block_on(volumes.info("a")).unwrap().snapshots, 1);
+    let report = block_on(volumes.check(true)).unwrap();
+    assert_eq!(report.problems.first().map(|problem| problem.kind), Some(ProblemKind::Leftover));
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+    block_on(volumes.clone_volume("a", None, "b")).unwrap();
+    assert_eq!(found(&volumes, "b"), b"new");
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }

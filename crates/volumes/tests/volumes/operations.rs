@@ -357,6 +357,39 @@ fn a_snapshot_that_cannot_be_stored_leaves_nothing_behind() {
     assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
 }
 
+#[test]
+fn a_common_snapshot_that_cannot_be_undone_at_once_is_undone_later() {
+    let store = SteeredStore::new();
+    let volumes = Volumes::new(Arc::clone(&store) as _, Options::new("vol")).unwrap();
+    for name in ["a", "b"] {
+        block_on(volumes.create(name, 8 * OBJECT, small())).unwrap();
+    }
+    let disks = ["a", "b"].map(|name| opened(&volumes, name));
+    for disk in &disks {
+        written(disk, 0, b"one");
+        block_on(disk.flush()).unwrap();
+    }
+    // The store is full as soon as the second volume's snapshot is stored.
+    let mut is_full = false;
+    store.rule(move |call| {
+        is_full |= call.object.as_ref().is_some_and(|object| {
+            object.namespace.as_bytes().ends_with(b"2") && object.name.as_bytes().starts_with(b"r/")
+        });
+        match is_full && call.op.is_change() {
+            true => Verdict::Fail(blocker::Error::OutOfSpace("full".into())),
+            false => Verdict::Pass,
+        }
+    });
+    let made = block_on(volumes.snapshot_together(&["a", "b"], "s"));
+    assert_eq!(made, Err(Error::NoSpace("full".into())));
+    store.open();
+    block_on(volumes.snapshot_together(&["a", "b"], "s")).unwrap();
+    for name in ["a", "b"] {
+        assert_eq!(block_on(volumes.snapshots(name)).unwrap().len(), 1);
+    }
+    assert_eq!(block_on(volumes.check(false)).unwrap().problems, []);
+}
+
 /// Drops flushes at the moment in which they store a page or the head of the volume. The store may
 /// have executed such a flush by then, or may execute it later.
 #[test]

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Control, Durability, Error as Store, Memory, Namespace, Reply};
+use nbd::Exports;
+use volumes::exports::VolumeExports;
 use volumes::{Error, OpenOptions, Options, Volumes};
 
 use super::disk::OBJECT;
@@ -63,4 +65,33 @@ fn a_hand_over_that_failed_after_the_volume_was_given_up_is_ended_by_another_cal
     assert_eq!(store.released.load(Ordering::Relaxed), before + 1);
     let disk = block_on(two.open("a", OpenOptions::default())).unwrap();
     assert_eq!(block_on(disk.read(0, 3)).unwrap().to_vec(), b"one");
+}
+
+#[tokio::test]
+async fn an_export_whose_hand_over_has_failed_late_is_given_up_by_another_call() {
+    for is_connected in [false, true] {
+        let (memory, zero) = (Memory::default(), AtomicU32::default);
+        let store = Arc::new(Forgetful { memory, failures_left: zero(), released: zero() });
+        let options = Options { owner: "one".to_owned(), ..Options::new("vol") };
+        let volumes = Arc::new(Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, options).unwrap());
+        volumes.create("a", OBJECT, objects_of(OBJECT)).await.unwrap();
+        // From now on attaching the volume releases nothing in the store.
+        volumes.open("a", OpenOptions::default()).await.unwrap().close().await.unwrap();
+        let exports = VolumeExports::new(volumes);
+        let connection = match is_connected {
+            true => Some(exports.open("a").await.unwrap()),
+            false => None,
+        };
+        store.failures_left.store(1, Ordering::Relaxed);
+        let failed = exports.hand_over("a", "two").await;
+        assert!(matches!(failed, Err(Error::Io(Store::Retryable(_)))), "{failed:?}");
+        drop(connection);
+        // What the end of the connection has started runs.
+        for _ in 0..200 {
+            tokio::task::yield_now().await;
+        }
+        let before = store.released.load(Ordering::Relaxed);
+        exports.hand_over("a", "two").await.unwrap();
+        assert_eq!(store.released.load(Ordering::Relaxed), before + 1);
+    }
 }

@@ -1,10 +1,11 @@
 //! Settings and sizes that would do harm, and volumes that cannot be opened.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use blocker::executor::block_on;
+use blocker::executor::{block_on, poll_times};
 use blocker::{Blocker, Memory, Name, Namespace, ObjectId, WriteMode};
-use test_kit::steered::SteeredStore;
+use test_kit::steered::{Op, SteeredStore, Verdict};
 use volumes::{Error, OpenOptions, Options, Settings, Volumes};
 
 use super::objects_of;
@@ -49,6 +50,24 @@ fn a_volume_whose_limits_nothing_keeps_can_be_set_otherwise_and_deleted() {
     block_on(volumes.set("a", small())).unwrap();
     block_on(volumes.open("a", OpenOptions::default())).unwrap();
     block_on(volumes.delete("b")).unwrap();
+}
+
+#[test]
+fn two_changes_of_settings_at_the_same_time_do_not_undo_each_other() {
+    let store = SteeredStore::new();
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    block_on(volumes.create("a", OBJECT, small())).unwrap();
+    store.rule(|call| if call.op == Op::WriteFull { Verdict::Hold } else { Verdict::Pass });
+    let mut first = Box::pin(volumes.set_with("a", |now| Ok(Settings { is_read_only: true, ..now })));
+    assert!(poll_times(first.as_mut(), 1, Duration::ZERO).is_none());
+    let write = Some(WriteMode::Back);
+    let mut second = Box::pin(volumes.set_with("a", |now| Ok(Settings { write, ..now })));
+    assert!(poll_times(second.as_mut(), 1, Duration::ZERO).is_none());
+    store.open();
+    block_on(first).unwrap();
+    block_on(second).unwrap();
+    let settings = block_on(volumes.info("a")).unwrap().settings;
+    assert_eq!(settings, Settings { is_read_only: true, write, ..small() });
 }
 
 #[test]
