@@ -158,7 +158,11 @@ impl Lane {
         {
             if let Some(ticket) = ticket {
                 state.remove_waiter(ticket);
+                // This call may have been woken for a free slot, which the next one takes instead.
+                let next = state.next_waiter();
+                drop(state);
                 self.load.fetch_sub(1, Ordering::Relaxed);
+                next.into_iter().for_each(Waker::wake);
             }
             return Submitted::Failed(error);
         }

@@ -2,7 +2,10 @@
 
 use std::task::Wake;
 
-use blocker::{FlushRequest, ListRequest, Name, Namespace, ObjectId, ReadRequest, Scope, WriteRequest};
+use blocker::{
+    Clock, FlushRequest, ListRequest, ManualClock, Name, Namespace, ObjectId, ReadRequest, Scope,
+    WriteRequest,
+};
 
 use super::state::SlotState;
 use super::*;
@@ -182,4 +185,32 @@ fn a_change_whose_deadline_has_passed_is_in_doubt_until_its_session_ends() {
     first.connected(&welcome(8, 16 << 20, false));
     fill();
     assert!(concerned.iter().all(|id| state_of(&second, *id) == SlotState::Sent));
+}
+
+#[test]
+fn a_call_that_fails_while_it_takes_a_free_slot_leaves_the_slot_to_the_next_one() {
+    let clock = ManualClock::new();
+    let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
+    (config.slots, config.clock) = (1, Arc::new(clock.clone()));
+    let capabilities = Capabilities::full(4 << 20);
+    let lane = Lane::new(0, &config, Arc::default(), capabilities, Features::default(), clock.now());
+    lane.connected(&welcome(1, 1 << 20, false));
+    let running = submit(&lane, 10);
+    let waits = |request: &mut Option<Request>, waker: &Waker| {
+        let submitted = lane.submit(request, None, &Context::from_waker(waker));
+        let Submitted::Waits(ticket) = submitted else { panic!("a slot is free") };
+        ticket
+    };
+    let mut late = write(10);
+    late.as_mut().unwrap().call_mut().unwrap().deadline = Some(clock.now() + Duration::from_secs(1));
+    let ticket = waits(&mut late, Waker::noop());
+    let wakes = Arc::<Wakes>::default();
+    waits(&mut write(10), &Waker::from(Arc::clone(&wakes)));
+    // The slot becomes free for the first call, whose deadline passes before it takes the slot.
+    lane.abandon(running);
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+    clock.advance(Duration::from_secs(1));
+    let failed = lane.submit(&mut late, Some(ticket), &Context::from_waker(Waker::noop()));
+    assert!(matches!(failed, Submitted::Failed(Error::DeadlinePassed)));
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
 }
