@@ -18,6 +18,7 @@ mod state;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::config::ClientConfig;
+use super::doubts::Doubts;
 use crate::codec::{self, Credits, Features, Kind, Op, Outcome, Request, RequestId, Welcome};
 use connection::Output;
 
@@ -39,6 +41,8 @@ const SEND_BYTES: usize = 32 * 1024;
 pub(super) struct Lane {
     pub(super) index: u16,
     config: ClientConfig,
+    /// The changes in doubt of all lanes.
+    doubts: Arc<Doubts>,
     /// The number of requests, including those that wait for a slot. It decides which lane a call
     /// uses.
     load: AtomicU32,
@@ -86,6 +90,7 @@ impl Lane {
     pub(super) fn new(
         index: u16,
         config: &ClientConfig,
+        doubts: Arc<Doubts>,
         limits: Capabilities,
         features: Features,
         now: Timestamp,
@@ -113,7 +118,8 @@ impl Lane {
             features,
         };
         let (load, is_up) = (AtomicU32::new(0), AtomicBool::new(is_first));
-        Self { index, config: config.clone(), load, is_up, ended: Notify::new(), state: Mutex::new(state) }
+        let (config, ended, state) = (config.clone(), Notify::new(), Mutex::new(state));
+        Self { index, config, doubts, load, is_up, ended, state }
     }
 
     pub(super) fn load(&self) -> u32 {
@@ -152,7 +158,11 @@ impl Lane {
         {
             if let Some(ticket) = ticket {
                 state.remove_waiter(ticket);
+                // This call may have been woken for a free slot, which the next one takes instead.
+                let next = state.next_waiter();
+                drop(state);
                 self.load.fetch_sub(1, Ordering::Relaxed);
+                next.into_iter().for_each(Waker::wake);
             }
             return Submitted::Failed(error);
         }
@@ -226,6 +236,7 @@ impl Lane {
     /// Handles that a caller has dropped its request.
     pub(super) fn abandon(&self, id: RequestId) {
         let mut state = self.state.lock();
+        self.begin_doubt(&mut state.slots[id.slot as usize]);
         let request = state.slots[id.slot as usize].request.take();
         let outcome = state.slots[id.slot as usize].outcome.take();
         let task = state.release(id);
@@ -300,6 +311,7 @@ impl Lane {
                 let guesses = self.config.guesses();
                 let is_remembered = is_resumed && is_granted;
                 state.reconnect(index, is_remembered, is_granted, guesses, &mut wakers, &mut resent);
+                wakers.extend(self.settle_doubt(&mut state.slots[index as usize]));
             }
             // Resent requests precede requests that were not sent yet.
             state.queue.extend(older);
@@ -342,15 +354,23 @@ impl Lane {
         for id in state.cancels.drain(..) {
             output.push_head(|out| codec::encode_cancel(out, id));
         }
+        let mut held = Vec::new();
+        let mut has_more = false;
         while let Some(id) = state.queue.front().copied() {
             if output.pending_bytes() >= SEND_BYTES {
-                return true;
+                has_more = true;
+                break;
             }
             let slot = &mut state.slots[id.slot as usize];
             if slot.sequence == id.sequence
                 && slot.state == SlotState::Queued
                 && let Some(request) = &mut slot.request
             {
+                if !slot.is_owed && self.doubts.holds(request, state.task.as_ref()) {
+                    held.push(id);
+                    state.queue.pop_front();
+                    continue;
+                }
                 let needed_bytes = slot.cost_bytes;
                 if state.can_request_credit && needed_bytes > state.credits.bytes {
                     // The request costs more than the whole grant, which must grow first.
@@ -373,7 +393,29 @@ impl Lane {
             }
             state.queue.pop_front();
         }
-        false
+        held.into_iter().rev().for_each(|id| state.queue.push_front(id));
+        has_more
+    }
+
+    /// Records that the caller of a request gets no outcome from the server. If the server still
+    /// owes the answer to a change, the change is in doubt.
+    fn begin_doubt(&self, slot: &mut Slot) {
+        if slot.is_owed
+            && slot.doubt.is_none()
+            && let Some(Request::Change(request)) = &slot.request
+        {
+            slot.doubt = Some(request.object.clone());
+            self.doubts.begin(request.object.clone(), self.index);
+        }
+    }
+
+    /// Ends the doubt about a change unless the server still owes its answer. Returns the wakers to
+    /// wake.
+    fn settle_doubt(&self, slot: &mut Slot) -> Vec<Waker> {
+        if slot.is_owed {
+            return Vec::new();
+        }
+        slot.doubt.take().map_or_else(Vec::new, |object| self.doubts.settle(&object, self.index))
     }
 
     /// Applies a grant that the server has changed to `bytes`.
@@ -406,6 +448,7 @@ impl Lane {
         }
         slot.is_owed = false;
         guard.sent_bytes = guard.sent_bytes.saturating_sub(slot.cost_bytes);
+        let settled = self.settle_doubt(slot);
         match slot.state {
             SlotState::Sent => {
                 if slot.request.as_ref().is_none_or(|request| request.op() != op) {
@@ -426,12 +469,15 @@ impl Lane {
                 drop(request);
             }
             // The deadline had passed, so the caller already has an outcome.
-            SlotState::Done => {}
+            SlotState::Done => {
+                drop(state);
+                settled.into_iter().for_each(Waker::wake);
+            }
             SlotState::Abandoned => {
                 slot.state = SlotState::Free;
                 let next = guard.free_slot(id.slot);
                 drop(state);
-                next.into_iter().for_each(Waker::wake);
+                next.into_iter().chain(settled).for_each(Waker::wake);
             }
             SlotState::Free | SlotState::Queued => {
                 return Err(Error::Invalid("an answer without a request".into()));
@@ -486,6 +532,7 @@ impl Lane {
                 let op = slot.request.as_ref().map_or(Op::Ping, |request| request.op());
                 let error = if slot.was_sent { deadline_error(op) } else { Error::DeadlinePassed };
                 expired_count += 1;
+                self.begin_doubt(slot);
                 slot.fail(error, &mut wakers);
             }
             for waiter in state.waiting.values_mut() {
@@ -520,7 +567,10 @@ impl Lane {
             let mut state = self.state.lock();
             for slot in &mut state.slots {
                 match slot.state {
-                    SlotState::Queued | SlotState::Sent if slot.was_sent => slot.fail_lost(&mut wakers),
+                    SlotState::Queued | SlotState::Sent if slot.was_sent => {
+                        self.begin_doubt(slot);
+                        slot.fail_lost(&mut wakers);
+                    }
                     SlotState::Queued => slot.fail(unreachable_error(why), &mut wakers),
                     _ => {}
                 }

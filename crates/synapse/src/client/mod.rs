@@ -10,6 +10,7 @@ mod addresses;
 mod config;
 mod connect;
 mod connection;
+mod doubts;
 mod lane;
 mod operations;
 mod unflushed;
@@ -24,12 +25,13 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
 
 use crate::auth::random;
-use crate::codec::{SessionId, StoreId};
+use crate::codec::{Request, SessionId, StoreId};
 use ::connection::{PayloadPool, Secret};
 
 pub use addresses::{Addresses, AddressesError};
 pub use config::{ClientConfig, Connector, Opening};
 use connect::Current;
+use doubts::Doubts;
 use lane::Lane;
 use unflushed::Unflushed;
 
@@ -67,6 +69,8 @@ use unflushed::Unflushed;
 ///   fail with `Retryable` (or, if they had been sent, as if their answer were lost).
 /// - If a reply is dropped, its request is cancelled at the server; its slot is free again when the
 ///   server has confirmed the cancellation.
+/// - After a change whose outcome its caller does not know, requests that concern the object are
+///   sent only when the server can no longer begin that change.
 ///
 /// # Several servers
 ///
@@ -106,6 +110,7 @@ pub(crate) struct Shared {
     /// The features of the last welcome.
     features: AtomicU64,
     unflushed: Unflushed,
+    doubts: Arc<Doubts>,
     /// The number of lanes with a connection.
     lanes_up: AtomicU32,
     /// Whether the loss of all connections has been logged.
@@ -182,13 +187,17 @@ impl SynapseBlocker {
             is_away: AtomicBool::new(false),
             features: AtomicU64::new(features.0),
             unflushed: Unflushed::default(),
+            doubts: Arc::default(),
             current: Mutex::new(Current { server: first.server, connected: None }),
             core: OnceLock::new(),
             counters: ClientCounters::default(),
         });
         let now = config.clock.now();
         let lanes: Vec<_> = (0..config.connections)
-            .map(|index| Arc::new(Lane::new(index, &config, capabilities, features, now)))
+            .map(|index| {
+                let doubts = Arc::clone(&shared.doubts);
+                Arc::new(Lane::new(index, &config, doubts, capabilities, features, now))
+            })
             .collect();
         let core = Arc::new(Core { lanes, shared: Arc::clone(&shared) });
         // `core` is set only here, so this cannot fail.
@@ -255,8 +264,12 @@ async fn all_ended(core: &Weak<Core>) {
 }
 
 impl Core {
-    /// Returns the lane with the fewest requests, preferring connected ones.
-    fn choose_lane(&self) -> usize {
+    /// Returns the lane with the fewest requests, preferring connected ones. A request that must
+    /// not overtake a change in doubt uses the lane of that change.
+    fn choose_lane(&self, request: Option<&Request>) -> usize {
+        if let Some(lane) = request.and_then(|request| self.shared.doubts.lane_of(request)) {
+            return lane.into();
+        }
         let load = |lane: &Lane| (!lane.is_up(), lane.load());
         let least = self.lanes.iter().enumerate().min_by_key(|(_, lane)| load(lane));
         least.map_or(0, |(index, _)| index)

@@ -223,7 +223,7 @@ impl<T> Future for Call<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.place {
             Place::Start => {
-                let lane = self.core.choose_lane();
+                let lane = self.core.choose_lane(self.request.as_ref());
                 self.submit(lane, None, cx)
             }
             Place::Waits { lane, ticket } => self.submit(lane, Some(ticket), cx),

@@ -265,8 +265,8 @@ impl Sessions {
     }
 
     /// If there are too many sessions, forgets those that have been without a connection for longer
-    /// than the linger time. If there are none, forgets the one that has been without a connection
-    /// for the longest time.
+    /// than the linger time. If that is not enough, forgets those that have been without a
+    /// connection for the longest time: several after the limit was lowered.
     fn make_room(&self, all: &mut HashMap<SessionId, Arc<Session>>, now: Timestamp) -> Result<(), Error> {
         let (count_max, linger) = *self.limits.lock();
         if all.len() < count_max {
@@ -280,15 +280,16 @@ impl Sessions {
             .filter(|(_, session)| Arc::strong_count(session) == 1)
             .map(|(id, session)| (session.state.lock().left_at, *id))
             .collect();
+        let excess = all.len() - count_max + 1;
+        if left.len() < excess {
+            return Err(Error::Retryable("the server has too many sessions; raise sessions_max".into()));
+        }
         left.sort_unstable();
         let overdue = left.iter().take_while(|(at, _)| now.since(*at) >= linger).count();
-        for (_, id) in left.iter().take(overdue.max(1)) {
+        for (_, id) in left.iter().take(overdue.max(excess)) {
             all.remove(id);
         }
-        if all.len() < count_max {
-            return Ok(());
-        }
-        Err(Error::Retryable("the server has too many sessions; raise sessions_max".into()))
+        Ok(())
     }
 }
 
@@ -314,5 +315,22 @@ mod tests {
         assert!(is_known);
         drop(second);
         assert!(!block_on(attach(2)).unwrap().1);
+    }
+
+    #[test]
+    fn after_the_limit_was_lowered_a_new_session_displaces_all_that_are_too_many() {
+        let linger = Duration::from_secs(300);
+        let sessions = Sessions::new(4, linger);
+        let attach = |client| {
+            let id = SessionId { client: [client; 16], lane: 0 };
+            block_on(sessions.attach(id, Timestamp(1), || Slots::new(1, true)))
+        };
+        for client in 1..=4 {
+            drop(attach(client).unwrap());
+        }
+        sessions.set_limits(2, linger);
+        let fifth = attach(5).unwrap();
+        assert_eq!(sessions.count(), 2);
+        drop(fifth);
     }
 }

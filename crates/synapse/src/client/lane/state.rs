@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
-use blocker::{Capabilities, Error, Timestamp};
+use blocker::{Capabilities, Error, ObjectId, Timestamp};
 
 use super::super::config::ClientConfig;
 use super::{NEVER, Resent, unanswered_error, unreachable_error};
@@ -64,6 +64,8 @@ pub(super) struct Slot {
     pub(super) was_sent: bool,
     /// Whether an earlier connection has sent the request.
     pub(super) was_sent_before: bool,
+    /// The object that the request changes, while the change is in doubt.
+    pub(super) doubt: Option<ObjectId>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,6 +1,11 @@
 //! Slots, credit and the queue of a lane, without a server.
 
-use blocker::{Name, Namespace, ObjectId, WriteRequest};
+use std::task::Wake;
+
+use blocker::{
+    Clock, FlushRequest, ListRequest, ManualClock, Name, Namespace, ObjectId, ReadRequest, Scope,
+    WriteRequest,
+};
 
 use super::state::SlotState;
 use super::*;
@@ -9,7 +14,7 @@ use crate::Address;
 fn lane(slots: u32) -> Lane {
     let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
     config.slots = slots;
-    Lane::new(0, &config, Capabilities::full(4 << 20), Features::default(), Timestamp(0))
+    Lane::new(0, &config, Arc::default(), Capabilities::full(4 << 20), Features::default(), Timestamp(0))
 }
 
 fn welcome(slots: u32, bytes: u64, is_resumed: bool) -> Welcome {
@@ -36,8 +41,9 @@ fn requests_wait_for_the_task_of_the_first_lane() {
     let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
     config.reconnect_timeout = Duration::ZERO;
     let capabilities = Capabilities::full(4 << 20);
-    let [first, second] =
-        [0, 1].map(|index| Lane::new(index, &config, capabilities, Features::default(), Timestamp(0)));
+    let [first, second] = [0, 1].map(|index| {
+        Lane::new(index, &config, Arc::default(), capabilities, Features::default(), Timestamp(0))
+    });
     let submit = |lane: &Lane| lane.submit(&mut write(10), None, &Context::from_waker(Waker::noop()));
     assert!(matches!(submit(&first), Submitted::Waits(_)) && first.is_up());
     assert!(matches!(submit(&second), Submitted::Failed(_)) && !second.is_up());
@@ -95,4 +101,116 @@ fn credit_for_a_request_larger_than_the_grant_is_requested_once_and_the_request_
     lane.granted(1 << 20);
     lane.fill(&mut output, Timestamp(0), false);
     assert_eq!(lane.state.lock().slots[id.slot as usize].state, SlotState::Sent);
+}
+
+/// A waker that counts.
+#[derive(Default)]
+struct Wakes(AtomicU32);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Leaves a change in doubt on the first of two lanes by `leave`, and returns the lanes and the
+/// change.
+fn in_doubt(leave: impl Fn(&Lane, RequestId)) -> ([Lane; 2], RequestId) {
+    let config = ClientConfig::new(Address::Unix("nowhere".into()));
+    let doubts = Arc::<Doubts>::default();
+    let capabilities = Capabilities::full(4 << 20);
+    let lanes = [0, 1].map(|index| {
+        Lane::new(index, &config, Arc::clone(&doubts), capabilities, Features::default(), Timestamp(0))
+    });
+    lanes.iter().for_each(|lane| _ = lane.connected(&welcome(8, 16 << 20, false)));
+    let change = submit(&lanes[0], 10);
+    lanes[0].fill(&mut Output::default(), Timestamp(0), false);
+    leave(&lanes[0], change);
+    (lanes, change)
+}
+
+/// Submits requests that concern the object of `write`, and then one that does not.
+fn submit_later(lane: &Lane) -> (Vec<RequestId>, RequestId) {
+    let [namespace, other] = ["n", "m"].map(|name| Namespace::new(name).unwrap());
+    let object = ObjectId::new(namespace.clone(), Name::new("o").unwrap());
+    let submit = |request| match lane.submit(&mut Some(request), None, &Context::from_waker(Waker::noop())) {
+        Submitted::Queued(id) => id,
+        _ => panic!("no slot"),
+    };
+    let concerned = [
+        Request::Read(ReadRequest::new(object.clone(), 0, 10)),
+        write(10).unwrap(),
+        Request::List(ListRequest::new(namespace)),
+        Request::Flush(FlushRequest::new(Scope::Object(object))),
+    ];
+    let elsewhere = ObjectId::new(other, Name::new("o").unwrap());
+    (concerned.map(submit).to_vec(), submit(Request::Read(ReadRequest::new(elsewhere, 0, 10))))
+}
+
+fn state_of(lane: &Lane, id: RequestId) -> SlotState {
+    lane.state.lock().slots[id.slot as usize].state
+}
+
+#[test]
+fn no_lane_sends_what_would_overtake_a_dropped_change() {
+    let ([first, second], change) = in_doubt(Lane::abandon);
+    let wakes = Arc::<Wakes>::default();
+    second.register(&Waker::from(Arc::clone(&wakes)));
+    let (concerned, elsewhere) = submit_later(&second);
+    let before = wakes.0.load(Ordering::SeqCst);
+    second.fill(&mut Output::default(), Timestamp(0), false);
+    assert!(concerned.iter().all(|id| state_of(&second, *id) == SlotState::Queued));
+    assert_eq!(state_of(&second, elsewhere), SlotState::Sent);
+    first.cancelled(change).unwrap();
+    assert_eq!(wakes.0.load(Ordering::SeqCst), before + 1);
+    second.fill(&mut Output::default(), Timestamp(0), false);
+    assert!(concerned.iter().all(|id| state_of(&second, *id) == SlotState::Sent));
+}
+
+#[test]
+fn a_change_whose_deadline_has_passed_is_in_doubt_until_its_session_ends() {
+    let ([first, second], change) = in_doubt(|lane, change| {
+        let mut state = lane.state.lock();
+        (state.slots[change.slot as usize].deadline, state.due) = (Timestamp(1), Timestamp(1));
+        drop(state);
+        lane.expire(Timestamp(1));
+    });
+    assert_eq!(state_of(&first, change), SlotState::Done);
+    let (concerned, _) = submit_later(&second);
+    let fill = || second.fill(&mut Output::default(), Timestamp(1), false);
+    // The session continues on the next connection, and the server may still execute the change.
+    first.connected(&welcome(8, 16 << 20, true));
+    fill();
+    assert!(concerned.iter().all(|id| state_of(&second, *id) == SlotState::Queued));
+    first.connected(&welcome(8, 16 << 20, false));
+    fill();
+    assert!(concerned.iter().all(|id| state_of(&second, *id) == SlotState::Sent));
+}
+
+#[test]
+fn a_call_that_fails_while_it_takes_a_free_slot_leaves_the_slot_to_the_next_one() {
+    let clock = ManualClock::new();
+    let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
+    (config.slots, config.clock) = (1, Arc::new(clock.clone()));
+    let capabilities = Capabilities::full(4 << 20);
+    let lane = Lane::new(0, &config, Arc::default(), capabilities, Features::default(), clock.now());
+    lane.connected(&welcome(1, 1 << 20, false));
+    let running = submit(&lane, 10);
+    let waits = |request: &mut Option<Request>, waker: &Waker| {
+        let submitted = lane.submit(request, None, &Context::from_waker(waker));
+        let Submitted::Waits(ticket) = submitted else { panic!("a slot is free") };
+        ticket
+    };
+    let mut late = write(10);
+    late.as_mut().unwrap().call_mut().unwrap().deadline = Some(clock.now() + Duration::from_secs(1));
+    let ticket = waits(&mut late, Waker::noop());
+    let wakes = Arc::<Wakes>::default();
+    waits(&mut write(10), &Waker::from(Arc::clone(&wakes)));
+    // The slot becomes free for the first call, whose deadline passes before it takes the slot.
+    lane.abandon(running);
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0);
+    clock.advance(Duration::from_secs(1));
+    let failed = lane.submit(&mut late, Some(ticket), &Context::from_waker(Waker::noop()));
+    assert!(matches!(failed, Submitted::Failed(Error::DeadlinePassed)));
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
 }
