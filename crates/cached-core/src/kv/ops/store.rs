@@ -89,10 +89,12 @@ impl Kv {
                 let locked = inner.index.shard(hash).lock(hash);
                 inner.find(&locked, hash, key, now).ok().map(|found| {
                     let view = ItemView { kv: inner, item: found.item, location: found.location, now };
-                    (view.pin(), found.location, found.item.attributes(), view.key_binary())
+                    // A large value's pieces are in other regions than the item's own entry.
+                    let own = view.pin_entry();
+                    (view.pin(), own, found.location, found.item.attributes(), view.key_binary())
                 })
             };
-            let Some((old, location, attributes, key_binary)) = snapshot else {
+            let Some((old, own, location, attributes, key_binary)) = snapshot else {
                 let Some(expiry) = options.vivify else { return StoreOutcome::NotStored };
                 let create = StoreOptions { mode: StoreMode::Add, expiry, compare: 0, ..*options };
                 match self.store(key, hash, value, &create) {
@@ -123,13 +125,13 @@ impl Kv {
             if !written {
                 return StoreOutcome::NotStored;
             }
-            // The old value is pinned until here, so its memory cannot have been reused: an item at
-            // the same location is the same, unchanged one.
+            // The old item is pinned until here, so its memory cannot have been reused: an item at
+            // the same location is the same, unchanged one. Without CAS values, nothing else shows it.
             let inherited = Some(0);
             let replaces = Replaces { location, cas: attributes.cas, number: None, marks: 0, inherited };
             match reservation.commit_replacing(Some(replaces)) {
                 Some(outcome) => return outcome,
-                None => drop(old),
+                None => drop((old, own)),
             }
         }
     }

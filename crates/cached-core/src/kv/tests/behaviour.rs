@@ -218,6 +218,45 @@ fn place(kv: &Kv, key: &[u8]) -> *const u8 {
     kv.peek(key, kv.hash(key), |item| item.inline_value().unwrap().as_ptr()).unwrap()
 }
 
+/// A clock that stands still, and notes whether the region of an entry is pinned when the time is asked for.
+#[derive(Default)]
+struct PinWatch {
+    entry: OnceLock<(std::sync::Weak<crate::kv::inner::Inner>, u32)>,
+    pinned: AtomicU32,
+}
+
+impl Clock for PinWatch {
+    fn now_secs(&self) -> u32 {
+        if let Some((inner, location)) = self.entry.get()
+            && let Some(inner) = inner.upgrade()
+            && inner.log.is_pinned(*location)
+        {
+            self.pinned.fetch_add(1, Ordering::Relaxed);
+        }
+        crate::clock::FIRST_SECOND
+    }
+}
+
+/// Without CAS values only its place shows that the item is still the one whose value was read. A flush
+/// would free the region otherwise, and another item of the key could be stored in the same place.
+#[test]
+fn an_append_keeps_the_place_of_a_large_item_from_being_reused() {
+    for mode in [StoreMode::Append, StoreMode::Prepend] {
+        let clock = Arc::new(PinWatch::default());
+        let ticks = clock.clone();
+        let config = KvConfig { cas: false, arena_bytes: 8 << 20, clock: ticks, ..KvConfig::default() };
+        let kv = Kv::new(config).unwrap();
+        kv.set(b"k", &value_of(1, 600_000)).unwrap();
+        let location = kv.peek(b"k", kv.hash(b"k"), |item| item.location).unwrap();
+        assert!(clock.entry.set((Arc::downgrade(&kv.inner), location)).is_ok());
+        let options = StoreOptions { mode, ..StoreOptions::default() };
+        assert!(matches!(kv.store(b"k", kv.hash(b"k"), b"!", &options), StoreOutcome::Stored { .. }));
+        assert!(clock.pinned.load(Ordering::Relaxed) > 0);
+        assert!(!kv.inner.log.is_pinned(location));
+        kv.validate();
+    }
+}
+
 #[test]
 fn a_store_over_a_pinned_value_uses_another_entry() {
     for (evict, cas) in [(true, true), (true, false), (false, true)] {
