@@ -369,6 +369,8 @@ impl Connection {
     ) -> (usize, Option<DriveResult>) {
         let mut used = 0;
         loop {
+            // Replies of earlier reads may still be queued.
+            context.output.follows = io.has_queued();
             let (count, stop) = self.execute(context, &input[used..], budget);
             used += count;
             let result = if context.output.is_empty() { None } else { self.send(context, io) };

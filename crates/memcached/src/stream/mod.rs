@@ -71,6 +71,11 @@ pub(crate) trait Transport {
     fn may_read(&self) -> bool {
         true
     }
+    /// Returns whether bytes that were accepted have not been given to the system yet.
+    #[inline]
+    fn has_queued(&self) -> bool {
+        false
+    }
     /// Returns whether the stream is encrypted, in which case no bytes may bypass this transport to
     /// the socket.
     #[inline]

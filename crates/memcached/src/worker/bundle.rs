@@ -139,6 +139,11 @@ impl Transport for QueueingSocket<'_> {
         self.socket.may_read()
     }
 
+    #[inline]
+    fn has_queued(&self) -> bool {
+        self.queue.replies.last().is_some_and(|reply| reply.slot == self.slot)
+    }
+
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
         self.socket.read(into)
     }
@@ -455,6 +460,18 @@ mod tests {
         bench.expect(0, b"456789");
         bench.expect_end(0);
         assert_eq!(bench.sent_bytes(), 6);
+    }
+
+    /// The log thread sends to the same socket, before the queued reply.
+    #[test]
+    fn no_client_with_a_queued_reply_becomes_a_watcher() {
+        let Some(mut bench) = Bench::new(1) else { return };
+        bench.queue_replies(b"mn\r\n");
+        bench.worker.slots[0].as_mut().unwrap().ready.read = true;
+        bench.queue_replies(b"watch fetchers\r\n");
+        assert!(!bench.worker.slots[0].as_ref().unwrap().connection.is_watcher());
+        bench.worker.send_queued();
+        bench.expect(0, b"MN\r\nERROR cannot pipeline other commands before watch\r\n");
     }
 
     /// The log thread, which does not run here, would drop its duplicate of the socket later.

@@ -221,7 +221,7 @@ fn place(kv: &Kv, key: &[u8]) -> *const u8 {
 /// A clock that stands still, and notes whether the region of an entry is pinned when the time is asked for.
 #[derive(Default)]
 struct PinWatch {
-    entry: OnceLock<(std::sync::Weak<inner::Inner>, u32)>,
+    entry: OnceLock<(std::sync::Weak<crate::kv::inner::Inner>, u32)>,
     pinned: AtomicU32,
 }
 
@@ -243,7 +243,8 @@ impl Clock for PinWatch {
 fn an_append_keeps_the_place_of_a_large_item_from_being_reused() {
     for mode in [StoreMode::Append, StoreMode::Prepend] {
         let clock = Arc::new(PinWatch::default());
-        let config = KvConfig { cas: false, arena_bytes: 8 << 20, clock: clock.clone(), ..KvConfig::default() };
+        let ticks = clock.clone();
+        let config = KvConfig { cas: false, arena_bytes: 8 << 20, clock: ticks, ..KvConfig::default() };
         let kv = Kv::new(config).unwrap();
         kv.set(b"k", &value_of(1, 600_000)).unwrap();
         let location = kv.peek(b"k", kv.hash(b"k"), |item| item.location).unwrap();
