@@ -263,8 +263,8 @@ impl Check {
                 true => Ok(()),
                 false => Err(Denial::Hash),
             },
-            Kind::Chunked(decoder, _) => decoder.finish().inspect(|()| {
-                if let Some(checksum) = decoder.checksum() {
+            Kind::Chunked(decoder, encoder) => decoder.finish().inspect(|()| {
+                if let Some(checksum) = decoder.checksum().filter(|_| encoder.is_some()) {
                     Encoder::finish(checksum, &mut self.ready);
                 }
             }),
