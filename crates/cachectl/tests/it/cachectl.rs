@@ -412,9 +412,11 @@ fn what_cannot_be_read_is_not_taken_for_damage_and_not_repaired() {
     for dir in [probe.path(""), store.clone()] {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o777)).unwrap();
     }
-    // The program is copied to a place where this user may run it.
+    // The program is copied to a place where this user may run it; by another process, because one that
+    // another test starts here meanwhile would inherit the open copy, which then cannot be run.
     let program = probe.path("cachectl");
-    std::fs::copy(env!("CARGO_BIN_EXE_cachectl"), &program).unwrap();
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_cachectl")).arg(&program).status().unwrap();
+    assert!(copied.success());
     for files in [&["claims", "claims.copy"][..], &["superblock"], &["objects/default.ns/x.obj"]] {
         let paths: Vec<_> = files.iter().map(|name| store.join(name)).collect();
         let set_mode = |mode| {
