@@ -107,7 +107,8 @@ export function risks(model, write) {
   add(objects?.attach_state === "detached", () => "The object cache is detached: requests go to the store. cachectl cache attach puts it back.");
   add(["storing", "transit"].includes(objects?.attach_state), () => "The object cache is being detached.");
   add(state === "draining", () => "The server is draining: it takes no new connections and stores what is dirty.");
-  add(objects?.dirty_age_ms > objects?.dirty_age_limit_ms * 2, () => `Dirty data are ${write.age(objects.dirty_age_ms / 1000)} old, limit ${write.age(objects.dirty_age_limit_ms / 1000)}.`);
+  const old = objects?.namespaces?.find((of) => of.dirty_age_ms > of.dirty_age_limit_ms * 2);
+  add(old, () => `Dirty data of ${write.printable(old.namespace)} are ${write.age(old.dirty_age_ms / 1000)} old, over twice the limit.`);
   add(objects?.dirty_bytes >= objects?.dirty_limit_bytes * 0.9, () => "Dirty data are at nine tenths of their limit or above: writers wait at the limit.");
   add(model.rose((at) => at.objects?.flush_failures), () => "Flushes fail; they are repeated.");
   add(connections?.accepting === false, () => "No connections are accepted: the limit is reached, or no descriptors are left.", true);

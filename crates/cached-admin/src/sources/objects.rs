@@ -144,6 +144,7 @@ fn together(a: NamespaceCounters, b: NamespaceCounters) -> NamespaceCounters {
     sum.cached_bytes += b.cached_bytes;
     sum.dirty_bytes += b.dirty_bytes;
     sum.dirty_age = sum.dirty_age.max(b.dirty_age);
+    sum.dirty_age_max = sum.dirty_age_max.max(b.dirty_age_max);
     sum.writes_throttled += b.writes_throttled;
     sum.read_hits += b.read_hits;
     sum.read_misses += b.read_misses;
@@ -195,6 +196,7 @@ fn part(of: &NamespaceCounters) -> NamespacePart {
         cached_bytes: of.cached_bytes,
         dirty_bytes: of.dirty_bytes,
         dirty_age_ms: u64::try_from(of.dirty_age.as_millis()).unwrap_or(u64::MAX),
+        dirty_age_limit_ms: u64::try_from(of.dirty_age_max.as_millis()).unwrap_or(u64::MAX),
         read_hits: of.read_hits,
         read_misses: of.read_misses,
         writes_cached: cached,

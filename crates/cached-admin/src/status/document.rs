@@ -362,6 +362,8 @@ pub struct NamespacePart {
     pub dirty_bytes: u64,
     /// The age of the namespace's oldest change that is not stored.
     pub dirty_age_ms: u64,
+    /// The age at which the flush of a change to the namespace begins.
+    pub dirty_age_limit_ms: u64,
     /// Reads answered from the cache.
     pub read_hits: u64,
     /// Reads that had to read the store.

@@ -41,6 +41,8 @@ counters! {
         /// The age of the oldest change that is not stored yet, by namespace; an upper bound if
         /// very many objects are dirty.
         pub dirty_age: Duration => "cache_namespace_dirty_age_seconds",
+        /// The age at which the flush of a change begins, by namespace.
+        pub dirty_age_max: Duration => "cache_namespace_dirty_age_limit_seconds",
         /// The target size of a namespace's own share of the memory.
         pub memory_target_bytes: Option<u64> => "cache_namespace_memory_target_bytes",
         /// Data that a namespace with its own share loaded again so soon after their eviction that
@@ -158,6 +160,7 @@ impl ObjectCache {
                 } else {
                     Duration::ZERO
                 },
+                dirty_age_max: shared.control.live.dirty_age_max(record),
                 dirty_bytes_max: metrics.dirty_room.own_max(record.number).map(|max| max * BUCKET_BYTES),
                 memory_target_bytes: share.as_ref().map(|share| share.target_buckets * BUCKET_BYTES),
                 ghost_hit_bytes: share.as_ref().map(|share| share.ghost_hits * BUCKET_BYTES),

@@ -129,6 +129,10 @@ fn the_maximum_age_of_dirty_data_is_the_one_in_force() {
     let mut limits: Vec<_> = running.cache.dirty_ages().into_iter().map(|(_, max)| max).collect();
     limits.sort_unstable();
     assert_eq!(limits, [hour, hours]);
+    let dirty = running.cache.namespaces().into_iter().filter(|of| of.dirty_bytes > 0);
+    let mut limits: Vec<_> = dirty.map(|of| of.dirty_age_max).collect();
+    limits.sort_unstable();
+    assert_eq!(limits, [hour, hours]);
     running.end();
 }
 

@@ -69,6 +69,7 @@ pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End
         progress_at: Instant::now(),
         has_progressed: false,
         moved_bytes: 0,
+        unreceived_bytes: 0,
         in_flight: FuturesUnordered::new(),
         in_flight_bytes: 0,
         is_ended: false,
@@ -126,6 +127,8 @@ pub(super) struct Transmission<'a> {
     has_progressed: bool,
     /// The bytes that the client has sent and received.
     moved_bytes: u64,
+    /// The bytes that the client had not received yet at the last look, as far as the system knows.
+    unreceived_bytes: u64,
     stall: Pin<Box<Sleep>>,
     pub(super) counts: Counts,
 }
@@ -179,6 +182,8 @@ impl Transmission<'_> {
             return Poll::Pending;
         }
         let timeout = self.shared.config.stall_timeout;
+        // At least two looks, because the second one is the first that has a value to compare with.
+        let look_time = LOOK_TIME.min(timeout / 2);
         if std::mem::take(&mut self.has_progressed) {
             self.progress_at = Instant::now();
         }
@@ -186,18 +191,24 @@ impl Transmission<'_> {
         if self.grant.begin_turn(|| shared.at(Instant::now()), client_bytes, self.moved_bytes) {
             // So far, the client has been waiting for the server.
             self.progress_at = Instant::now();
-            self.stall.as_mut().reset(self.progress_at + timeout.min(LOOK_TIME));
+            self.stall.as_mut().reset(self.progress_at + look_time);
         }
         while self.stall.as_mut().poll(cx).is_ready() {
             let (now, client_bytes) = (Instant::now(), self.client_bytes());
             self.output.unpin();
+            let unreceived_bytes = self.stream.unreceived_bytes().unwrap_or(0);
+            if std::mem::replace(&mut self.unreceived_bytes, unreceived_bytes) > unreceived_bytes {
+                // The client is still receiving, though the socket takes no more bytes before a large
+                // part of its buffer is empty.
+                self.progress_at = now;
+            }
             if now >= self.progress_at + timeout {
                 return Poll::Ready(End::Stalled);
             }
             if self.grant.look(shared.at(now), client_bytes, self.moved_bytes).1 {
                 return Poll::Ready(End::Slowest);
             }
-            self.stall.as_mut().reset((self.progress_at + timeout).min(now + LOOK_TIME));
+            self.stall.as_mut().reset((self.progress_at + timeout).min(now + look_time));
         }
         Poll::Pending
     }

@@ -813,6 +813,22 @@ async fn a_client_that_takes_next_to_nothing_is_disconnected_once_others_wait_fo
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_receives_slowly_does_not_stand_still() {
+    let site = Site::new(false, |_| ()).await;
+    let mut client = site.client(false).await;
+    client.send(command::READ, 1, 0, 4 << 20, b"").await;
+    assert_eq!(client.reply().await, (1, 0));
+    // Only after several of these parts does the socket take more.
+    for _ in 0..10 {
+        client.bytes(48 << 10).await;
+        tokio::time::sleep(Duration::from_secs(50)).await;
+    }
+    assert_eq!(site.server.metric("nbd_connections_stalled_total"), 0);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(site.server.metric("nbd_connections_stalled_total"), 1, "it has received nothing since");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_client_that_takes_its_part_is_not_disconnected_though_others_wait() {
     let site = Site::new(false, tight).await;
     let slow = [site.client(false).await, site.client(false).await];
