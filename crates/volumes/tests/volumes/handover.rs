@@ -14,7 +14,7 @@ use super::stack::cache;
 const OBJECT: u64 = 4096;
 /// The most consecutive calls to the store for which a hand-over makes the volume's user wait,
 /// apart from flushing dirty data.
-const CALLS_MAX: usize = 11;
+const CALLS_MAX: usize = 12;
 
 fn owner_of(store: &Arc<dyn Blocker>, name: &str, fencing: Fencing) -> Volumes {
     Volumes::new(Arc::clone(store), Options { owner: name.to_owned(), fencing, ..Options::new("vol") })
