@@ -361,7 +361,7 @@ pub async fn log_events(mut events: Subscription, name: String) {
                 tracing::info!(store = name, "the store works again");
             }
             Event::Fenced(scope, epoch) => {
-                tracing::info!(store = name, ?scope, %epoch, "a newer writer has claimed a scope");
+                tracing::info!(store = name, ?scope, %epoch, "a writer has claimed a scope");
             }
             _ => {}
         }

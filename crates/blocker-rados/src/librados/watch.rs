@@ -33,7 +33,8 @@ pub(crate) const RETRY: Duration = Duration::from_secs(1);
 /// The current watch, if there is one.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Locked while a watch is begun or ended.
+    /// Locked while a watch is begun, which takes as long as the cluster does not answer.
+    beginning: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -77,11 +78,15 @@ impl Watch {
         own: u64,
         on_broken: impl Fn() + Send + Sync + 'static,
     ) -> Result<()> {
-        let mut state = self.state.lock();
-        if state.is_over {
-            return Ok(());
-        }
-        state.registered.take().into_iter().for_each(Registered::end);
+        let _beginning = self.beginning.lock();
+        let earlier = {
+            let mut state = self.state.lock();
+            if state.is_over {
+                return Ok(());
+            }
+            state.registered.take()
+        };
+        earlier.into_iter().for_each(Registered::end);
         let ioctx = Arc::clone(ioctx);
         let listener = Box::into_raw(Box::new(Listener {
             on_broken: Box::new(on_broken),
@@ -111,16 +116,26 @@ impl Watch {
                 format!("cannot watch for events of other clients: {}", describe(watched)).into(),
             ));
         }
-        state.registered = Some(Registered { ioctx, cookie, listener });
+        let registered = Registered { ioctx, cookie, listener };
+        let mut state = self.state.lock();
+        if state.is_over {
+            drop(state);
+            registered.end();
+        } else {
+            state.registered = Some(registered);
+        }
         Ok(())
     }
 
-    /// Ends the watch for good. Blocks until the last callback has returned, so a callback must not
-    /// call this.
+    /// Ends the watch for good, also one that is being begun, as soon as it is there. Blocks until the
+    /// last callback has returned, so a callback must not call this.
     pub(crate) fn end(&self) {
-        let mut state = self.state.lock();
-        state.is_over = true;
-        state.registered.take().into_iter().for_each(Registered::end);
+        let registered = {
+            let mut state = self.state.lock();
+            state.is_over = true;
+            state.registered.take()
+        };
+        registered.into_iter().for_each(Registered::end);
     }
 }
 
