@@ -179,8 +179,8 @@ impl Core {
         let Some(message) = encode(event, self.mark) else { return };
         let pool = self.pool();
         let name = self.layout.internal(EVENTS);
-        let sent = self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
-        until(&*self.clock, Some(self.clock.now() + NOTIFY_PATIENCE), sent.ended()).await;
+        let sent = self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS);
+        until(&*self.clock, Some(self.clock.now() + NOTIFY_PATIENCE), sent).await;
     }
 
     /// Refuses all calls from now on. Calls in progress continue. Does not block.
