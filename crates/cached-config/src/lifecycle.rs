@@ -360,8 +360,9 @@ pub async fn log_events(mut events: Subscription, name: String) {
             Event::Recovered if std::mem::take(&mut is_logged) => {
                 tracing::info!(store = name, "the store works again");
             }
+            // A store reports the claims of this process as well.
             Event::Fenced(scope, epoch) => {
-                tracing::info!(store = name, ?scope, %epoch, "a newer writer has claimed a scope");
+                tracing::info!(store = name, ?scope, %epoch, "a scope is claimed: older epochs are refused");
             }
             _ => {}
         }
