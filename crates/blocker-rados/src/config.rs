@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
 
+/// The maximum number of notifications under way. They have a limit of their own, because one that
+/// waits for an unreachable watcher must not keep an operation waiting.
+pub(crate) const NOTIFICATIONS_MAX: usize = 256;
+
 /// The location and the limits of a store on RADOS. Written as text (`FromStr`) it is
 /// `POOL[,key=value]...`, with the keys that [`RadosConfig::KEYS`] names.
 #[derive(Clone, Debug)]
@@ -128,13 +132,14 @@ impl RadosConfig {
     /// Returns the settings for librados.
     pub(crate) fn options(&self) -> Vec<(String, String)> {
         let seconds = |time: Duration| time.as_secs_f64().to_string();
+        let notifications = NOTIFICATIONS_MAX as u64;
         let mut options: Vec<(String, String)> = [
             ("client_mount_timeout", seconds(self.connect_timeout)),
             ("rados_mon_op_timeout", seconds(self.connect_timeout)),
             ("rados_osd_op_timeout", seconds(self.op_timeout)),
             // librados's own limit on operations would block the caller's thread, so this store's
-            // limit must be lower.
-            ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
+            // limits must be lower.
+            ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2 + notifications).to_string()),
             ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
             // An OSD may restart before the monitors notice its absence. librados asks for the next
             // map once. If that map does not show the OSD's new address, librados asks again only

@@ -274,8 +274,8 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
         };
         // A flush that reports losses has stored everything else. If no data are dirty any more, the
         // error concerns the store's own data.
-        let is_hopeless =
-            matches!(error, Error::WritesLost(_)) || !may_pass(&error) && cache.counters().dirty_bytes == 0;
+        let is_hopeless = matches!(error, Error::WritesLost(_))
+            || !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + FLUSH_RETRY_DELAY;
         if is_hopeless || again >= deadline {
             return Err(error);
@@ -360,8 +360,9 @@ pub async fn log_events(mut events: Subscription, name: String) {
             Event::Recovered if std::mem::take(&mut is_logged) => {
                 tracing::info!(store = name, "the store works again");
             }
+            // A store reports the claims of this process as well.
             Event::Fenced(scope, epoch) => {
-                tracing::info!(store = name, ?scope, %epoch, "a writer has claimed a scope");
+                tracing::info!(store = name, ?scope, %epoch, "a scope is claimed: older epochs are refused");
             }
             _ => {}
         }

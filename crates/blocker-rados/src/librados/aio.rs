@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::IoCtx;
 use super::ffi::{Api, COMPARE_GT, CREATE_EXCLUSIVE, FULL_TRY, Handle, ORDER_READS_WRITES, errno};
+use crate::config::NOTIFICATIONS_MAX;
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug)]
@@ -105,16 +106,17 @@ counters! {
     }
 }
 
-/// The permits of an operation in flight.
+/// The permits of an operation in flight; a notification has none for its few bytes.
 struct Permits {
     _op: OwnedSemaphorePermit,
-    _bytes: OwnedSemaphorePermit,
+    _bytes: Option<OwnedSemaphorePermit>,
 }
 
 /// The limits of concurrent operations.
 #[derive(Clone)]
 pub(crate) struct Limits {
     ops: Arc<Semaphore>,
+    notifications: Arc<Semaphore>,
     /// The credits, in units of 1 KiB.
     kibibytes: Arc<Semaphore>,
     kibibytes_max: u32,
@@ -126,6 +128,7 @@ impl Limits {
         let kibibytes_max = u32::try_from(bytes_max >> 10).unwrap_or(u32::MAX).min(1 << 28);
         Self {
             ops: Arc::new(Semaphore::new(ops_max as usize)),
+            notifications: Arc::new(Semaphore::new(NOTIFICATIONS_MAX)),
             kibibytes: Arc::new(Semaphore::new(kibibytes_max as usize)),
             kibibytes_max,
             stats: Arc::default(),
@@ -138,7 +141,13 @@ impl Limits {
         // The semaphores are never closed.
         let op = Arc::clone(&self.ops).acquire_owned().await.expect("an open semaphore");
         let bytes = Arc::clone(&self.kibibytes).acquire_many_owned(kibibytes).await;
-        Permits { _op: op, _bytes: bytes.expect("an open semaphore") }
+        Permits { _op: op, _bytes: Some(bytes.expect("an open semaphore")) }
+    }
+
+    /// Waits for the permit of a notification, as [`permits`](Self::permits) does.
+    async fn notification_permit(&self) -> Permits {
+        let permit = Arc::clone(&self.notifications).acquire_owned().await;
+        Permits { _op: permit.expect("an open semaphore"), _bytes: None }
     }
 
     /// Begins a change and waits for its completion. `begun` is called just before the change is
@@ -182,16 +191,16 @@ impl Limits {
         (outcome, flight.found(outcome, &op))
     }
 
-    /// Begins to notify the watchers of `object`, until they have acknowledged or the timeout has
-    /// passed.
+    /// Notifies the watchers of `object`, and waits until they have acknowledged or the timeout has
+    /// passed. A notification that has begun goes on if the future is dropped.
     pub(crate) async fn notify(
         &self,
         ioctx: &Arc<IoCtx>,
         object: &CStr,
         text: &[u8],
         timeout_ms: u64,
-    ) -> Notification {
-        let permits = self.permits(text.len()).await;
+    ) -> Outcome {
+        let permits = self.notification_permit().await;
         let flight = self.flight(ioctx, Landing::default(), permits, None);
         let len = c_int::try_from(text.len()).unwrap_or(c_int::MAX);
         flight.start(|api, completion| {
@@ -209,7 +218,7 @@ impl Limits {
                 )
             }
         });
-        Notification(flight)
+        flight.outcome().await
     }
 
     fn flight(
@@ -227,16 +236,6 @@ impl Limits {
             permits: Mutex::new(Some(permits)),
             stats: Arc::clone(&self.stats),
         })
-    }
-}
-
-/// A notification under way, which goes on if this is dropped.
-pub(crate) struct Notification(Arc<Flight>);
-
-impl Notification {
-    /// Waits for its end.
-    pub(crate) async fn ended(&self) -> Outcome {
-        self.0.outcome().await
     }
 }
 
@@ -506,4 +505,20 @@ pub(crate) struct ReadOp {
     pub(crate) attributes: bool,
     /// Whether to wait for earlier changes.
     pub(crate) ordered: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn notifications_that_take_long_keep_no_operation_waiting() {
+        let limits = Limits::new(1, 1024);
+        let under_way: Vec<Permits> =
+            std::iter::from_fn(|| limits.notification_permit().now_or_never()).collect();
+        assert_eq!(under_way.len(), NOTIFICATIONS_MAX);
+        assert!(limits.permits(1024).now_or_never().is_some());
+    }
 }

@@ -33,16 +33,8 @@ pub(crate) const RETRY: Duration = Duration::from_secs(1);
 /// The current watch, if there is one.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Locked while a watch is begun, which takes as long as the cluster does not answer.
-    beginning: Mutex<()>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    registered: Option<Registered>,
-    /// Whether no further watch begins.
-    is_over: bool,
+    /// Locked while a watch is begun or ended, which takes as long as the cluster is away.
+    registered: Mutex<Option<Registered>>,
 }
 
 struct Registered {
@@ -69,7 +61,7 @@ struct Listener {
 impl Watch {
     /// Watches the object `name`, and publishes the events that arrive there to `events`, except
     /// events sent by `own`. Ends an earlier watch. `on_broken` is called when the watch has
-    /// failed, and must not end the watch itself. After [`end`](Self::end), does nothing. Blocks.
+    /// failed, and must not end the watch itself. Blocks.
     pub(crate) fn begin(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -78,15 +70,8 @@ impl Watch {
         own: u64,
         on_broken: impl Fn() + Send + Sync + 'static,
     ) -> Result<()> {
-        let _beginning = self.beginning.lock();
-        let earlier = {
-            let mut state = self.state.lock();
-            if state.is_over {
-                return Ok(());
-            }
-            state.registered.take()
-        };
-        earlier.into_iter().for_each(Registered::end);
+        let mut registered = self.registered.lock();
+        registered.take().into_iter().for_each(Registered::end);
         let ioctx = Arc::clone(ioctx);
         let listener = Box::into_raw(Box::new(Listener {
             on_broken: Box::new(on_broken),
@@ -116,26 +101,13 @@ impl Watch {
                 format!("cannot watch for events of other clients: {}", describe(watched)).into(),
             ));
         }
-        let registered = Registered { ioctx, cookie, listener };
-        let mut state = self.state.lock();
-        if state.is_over {
-            drop(state);
-            registered.end();
-        } else {
-            state.registered = Some(registered);
-        }
+        *registered = Some(Registered { ioctx, cookie, listener });
         Ok(())
     }
 
-    /// Ends the watch for good, also one that is being begun, as soon as it is there. Blocks until the
-    /// last callback has returned, so a callback must not call this.
+    /// Ends the watch. Blocks until the last callback has returned, so a callback must not call this.
     pub(crate) fn end(&self) {
-        let registered = {
-            let mut state = self.state.lock();
-            state.is_over = true;
-            state.registered.take()
-        };
-        registered.into_iter().for_each(Registered::end);
+        self.registered.lock().take().into_iter().for_each(Registered::end);
     }
 }
 

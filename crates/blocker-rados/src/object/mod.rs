@@ -49,7 +49,8 @@ pub(crate) struct Core {
     pub(crate) reported: ReportedClaims,
     pub(crate) worker: Worker,
     pub(crate) watch: Arc<Watch>,
-    /// Wakes the thread that establishes a lost watch again. The thread ends with the sender.
+    /// Wakes the thread that establishes a lost watch again. The thread ends the watch, and itself, with
+    /// the sender.
     watch_lost: SyncSender<()>,
     /// A unique number of each open store, which distinguishes the store's own events from those of
     /// others.
@@ -137,7 +138,7 @@ impl Core {
                 }
                 Some(begun)
             });
-            // A store that was dropped has not ended its watch, which keeps the connection.
+            // The watch keeps the connection. Nothing else ends it, because that waits for the cluster.
             watch.end();
         };
         let spawned = std::thread::Builder::new().name("rados-watch".into()).spawn(keep_it);
@@ -178,14 +179,13 @@ impl Core {
         let Some(message) = encode(event, self.mark) else { return };
         let pool = self.pool();
         let name = self.layout.internal(EVENTS);
-        let sent = self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
-        until(&*self.clock, Some(self.clock.now() + NOTIFY_PATIENCE), sent.ended()).await;
+        let sent = self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS);
+        until(&*self.clock, Some(self.clock.now() + NOTIFY_PATIENCE), sent).await;
     }
 
-    /// Refuses all calls from now on. Calls in progress continue.
+    /// Refuses all calls from now on. Calls in progress continue. Does not block.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        self.watch.end();
     }
 
     pub(crate) fn pool(&self) -> Arc<Pool> {

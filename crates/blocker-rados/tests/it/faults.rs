@@ -28,6 +28,7 @@ fn trouble_below_is_survived() {
     part("cancelled calls", cancelled_calls_leave_nothing_behind);
     part("osd killed", nothing_acknowledged_is_lost_when_the_osd_is_killed);
     part("osd paused", a_change_that_comes_late_is_refused);
+    part("closed without the osd", a_store_is_closed_in_time_while_the_osd_does_not_respond);
     part("cluster full", a_full_cluster_says_so_and_recovers);
     part("pool deleted", a_deleted_pool_is_waited_for);
 }
@@ -202,6 +203,16 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     write(&*other, &one, b"other").unwrap();
     assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(1)));
     assert_eq!(subscriber.try_next(), Some(Event::Recovered));
+}
+
+fn a_store_is_closed_in_time_while_the_osd_does_not_respond(cluster: &Cluster) {
+    let mut config = cluster.config();
+    // To end the watch takes until the OSD responds.
+    (config.watch, config.op_timeout) = (true, Duration::ZERO);
+    let store = RadosStore::open(config).unwrap();
+    cluster.dev("osd", &["pause"]);
+    assert!(!store.close(Duration::from_millis(10)), "the watch has ended without the OSD");
+    cluster.dev("osd", &["resume"]);
 }
 
 fn a_full_cluster_says_so_and_recovers(cluster: &Cluster) {
