@@ -347,7 +347,7 @@ mod tests {
             repeated: 0,
         };
         let shown = |field, has_token| line(record(field), has_token)["message"].as_str().unwrap().to_owned();
-        for field in NAMES {
+        for field in ["object", "key", "prefix"] {
             let with = |name: &str| format!("lost {field}={name} cause=\"the store\"");
             assert_eq!(shown(field, true), with("vm/disk-of-a-client"));
             assert_eq!(shown(field, false), with("vm/disk-…"));
