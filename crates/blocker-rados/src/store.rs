@@ -12,6 +12,7 @@ use blocker::*;
 
 use crate::config::RadosConfig;
 use crate::object::Core;
+use crate::object::view::Objects;
 
 /// The maximum number of entries in a page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
@@ -72,20 +73,43 @@ impl RadosStore {
         if let Err(error) = call.check(&*self.core.clock) {
             return Reply::err(error);
         }
-        let (core, changed) = (Arc::clone(&self.core), changed.cloned());
-        Reply::pending(async move {
-            if let Some(answer) = until(&*core.clock, call.deadline, work).await {
-                return answer;
-            }
-            if !progress.has_begun() {
-                return Err(Error::DeadlinePassed);
-            }
-            if let Some(object) = &changed {
-                core.objects.unsettle(object, ());
-            }
-            Err(Error::OutcomeUnknown("the deadline passed before the OSD responded".into()))
-        })
+        let objects = Arc::clone(&self.core.objects);
+        let under_way = UnderWay { objects, progress, changed: changed.cloned() };
+        Reply::pending(answer(Arc::clone(&self.core.clock), call.deadline, under_way, work))
     }
+}
+
+/// A call without an answer. If it ends without one, because of its deadline or because its reply is
+/// dropped, a change that was sent may still be applied, and its object becomes unsettled.
+struct UnderWay {
+    objects: Arc<Objects>,
+    progress: Progress,
+    changed: Option<ObjectId>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(object) = self.changed.take().filter(|_| self.progress.has_begun()) {
+            self.objects.unsettle(&object, ());
+        }
+    }
+}
+
+/// Returns the answer of the call whose `work` this is, at most until `deadline`.
+async fn answer<T>(
+    clock: Arc<dyn Clock>,
+    deadline: Option<Timestamp>,
+    mut under_way: UnderWay,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    if let Some(answer) = until(&*clock, deadline, work).await {
+        under_way.changed = None;
+        return answer;
+    }
+    if !under_way.progress.has_begun() {
+        return Err(Error::DeadlinePassed);
+    }
+    Err(Error::OutcomeUnknown("the deadline passed before the OSD responded".into()))
 }
 
 impl Blocker for RadosStore {
@@ -191,5 +215,36 @@ impl Control for RadosStore {
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {
         self.run(Call::default(), None, |core, _| async move { core.namespaces().await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::object::view::objects;
+
+    #[test]
+    fn a_change_whose_reply_is_dropped_leaves_its_object_unsettled() {
+        let id = ObjectId::new(Namespace::new("vm").unwrap(), Name::new("disk").unwrap());
+        for (has_begun, is_answered) in [(true, false), (false, false), (true, true)] {
+            let (objects, progress) = (Arc::new(objects(1024)), Progress::default());
+            let under_way = UnderWay {
+                objects: Arc::clone(&objects),
+                progress: progress.clone(),
+                changed: Some(id.clone()),
+            };
+            let work = async move {
+                progress.set_begun(has_begun);
+                if !is_answered {
+                    std::future::pending::<()>().await;
+                }
+                Ok::<_, Error>(())
+            };
+            let call = answer(Arc::new(SystemClock), None, under_way, work);
+            assert_eq!(call.now_or_never().is_some(), is_answered);
+            assert_eq!(objects.is_unsettled(&id), has_begun && !is_answered);
+        }
     }
 }

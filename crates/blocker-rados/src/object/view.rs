@@ -4,14 +4,14 @@
 //! A change is prepared from a [`View`] and applied only if the view is still correct (RADOS
 //! compares), so an outdated view costs a round trip, never correctness.
 //!
-//! A change that timed out may still be in an OSD's queue and be applied minutes later, over newer
-//! data. So its object is *unsettled*, and not read or changed, until [`Core::settle`] has read its
-//! head (ordered after all earlier requests) and changed the head's *gate*, if the head is
-//! unchanged. Every change compares the head from which it was prepared, including the gate, in the
-//! same step in which it is applied. So afterwards either the late change had been applied before
-//! the gate changed, and every later read shows it; or it meets another gate, and the store refuses
-//! it whenever it arrives. A missing object needs no gate: a change never creates its object by
-//! itself (`claims.rs`).
+//! A change that timed out, or whose caller has stopped waiting, may still be in an OSD's queue and
+//! be applied minutes later, over newer data. So its object is *unsettled*, and not read or
+//! changed, until [`Core::settle`] has read its head (ordered after all earlier requests) and
+//! changed the head's *gate*, if the head is unchanged. Every change compares the head from which
+//! it was prepared, including the gate, in the same step in which it is applied. So afterwards
+//! either the late change had been applied before the gate changed, and every later read shows it;
+//! or it meets another gate, and the store refuses it whenever it arrives. A missing object needs
+//! no gate: a change never creates its object by itself (`claims.rs`).
 
 use std::sync::Arc;
 
@@ -109,8 +109,8 @@ fn unreadable(name: &[u8]) -> Error {
     )
 }
 
-/// Remembered views, and the unsettled objects. A change that times out adds its object until the
-/// object is used again.
+/// Remembered views, and the unsettled objects. A change that ends without an answer adds its object
+/// until the object is used again.
 pub(crate) type Objects = Known<View, ()>;
 
 /// The number of unsettled objects from which on each change first settles one.
