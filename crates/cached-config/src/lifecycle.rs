@@ -274,8 +274,8 @@ pub async fn flush_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), E
         };
         // A flush that reports losses has stored everything else. If no data are dirty any more, the
         // error concerns the store's own data.
-        let is_hopeless = matches!(error, Error::WritesLost(_))
-            || !may_pass(&error) && cache.counters().dirty_bytes == 0;
+        let is_hopeless =
+            matches!(error, Error::WritesLost(_)) || !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + FLUSH_RETRY_DELAY;
         if is_hopeless || again >= deadline {
             return Err(error);
